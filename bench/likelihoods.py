@@ -1,0 +1,78 @@
+"""How the outputs of a network explain targets: categorical, Bernoulli, Gaussian."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bench import contract
+from bench.contract import Likelihood
+
+
+class Categorical(Likelihood):
+    """Softmax over the last axis of the outputs `[S, B, C]`; targets `[B]` are class indices."""
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Log probability of the target class, `[S, B]`, in nats."""
+        num_samples, batch, classes = outputs.shape
+        flat = functional.cross_entropy(
+            outputs.reshape(-1, classes), targets.repeat(num_samples), reduction="none"
+        )
+        return -flat.view(num_samples, batch)
+
+    def predict(self, outputs: Tensor) -> contract.Categorical:
+        """Class log-probabilities per sample."""
+        return contract.Categorical(outputs.log_softmax(-1))
+
+
+class Bernoulli(Likelihood):
+    """One logit per example: outputs `[S, B, 1]`, targets `[B]` in {0, 1}."""
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Log probability of the target, `[S, B]`, in nats."""
+        log_odds = outputs.squeeze(-1)
+        return -functional.softplus(torch.where(targets.bool(), -log_odds, log_odds))
+
+    def predict(self, outputs: Tensor) -> contract.Bernoulli:
+        """Log-odds per sample."""
+        return contract.Bernoulli(outputs.squeeze(-1))
+
+
+class Gaussian(Likelihood):
+    """Outputs `[S, B, K]` are means of normals, independent over K.
+
+    Args:
+        sigma: Standard deviation of the observations: a known number; "learned", one per output, a point
+            estimate trained along with the weights; or "per_example", where every example brings its own
+            and targets are `[B, K, 2]`, value and standard deviation. With "per_example" a prediction is
+            that of the noiseless function, of variance 0.
+        outputs: K, needed for "learned".
+    """
+
+    def __init__(self, sigma: float | Literal["learned", "per_example"], outputs: int = 1) -> None:
+        super().__init__()
+        self.per_example = sigma == "per_example"
+        if sigma == "learned":
+            self.log_sigma = nn.Parameter(torch.zeros(outputs))
+        else:
+            self.register_buffer(
+                "log_sigma", torch.tensor(0.0 if sigma == "per_example" else math.log(sigma))
+            )
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Log density of the target, summed over K, `[S, B]`, in nats."""
+        if self.per_example:
+            targets, sigma = targets.unbind(-1)
+        else:
+            sigma = self.log_sigma.exp()
+        normal = torch.distributions.Normal(outputs, sigma, validate_args=False)
+        return normal.log_prob(targets).sum(-1)
+
+    def predict(self, outputs: Tensor) -> contract.Gaussian:
+        """Mean and variance per sample."""
+        variance = torch.zeros(()) if self.per_example else (2 * self.log_sigma).exp()
+        return contract.Gaussian(outputs, variance.to(outputs).expand_as(outputs))

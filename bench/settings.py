@@ -1,0 +1,54 @@
+"""Typed settings of methods and tasks: checked wherever they come from, and turned into flags and help.
+
+A `Settings` class is written
+
+    @settings
+    class Settings:
+        learning_rate: Positive = 1e-3
+        \"\"\"Step size of the optimiser.\"\"\"
+
+and every field has a default and one line of documentation with its unit.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, dataclass_transform
+
+import pydantic
+from pydantic import Field
+
+from bench.errors import UsageError
+
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, Field(ge=1)]
+Whole = Annotated[int, Field(ge=0)]
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def settings(cls: type) -> type:
+    """Makes a frozen, keyword-only data class whose values are checked against their types and ranges."""
+    config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
+    return pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=config)
+
+
+def build(cls: type, values: dict[str, Any], flag: str) -> Any:
+    """An instance of a settings class.
+
+    Args:
+        cls: The settings class.
+        values: Field name -> value.
+        flag: What stands before the field names on the command line, `method` or `task`.
+
+    Raises:
+        UsageError: One line that names the first wrong field, its value and what it must be.
+    """
+    try:
+        return cls(**values)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"][:1])
+        given = first["input"] if first["type"] != "unexpected_keyword_argument" else values.get(name)
+        message = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
+        raise UsageError(f"--{flag}.{name} {given}: {message}") from None

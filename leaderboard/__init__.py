@@ -1,0 +1,1 @@
+"""Committed records and, with them, the evidence behind every number that the project shows."""

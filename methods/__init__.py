@@ -1,0 +1,1 @@
+"""Inference methods of posterior-bench, one file each."""

@@ -1,0 +1,86 @@
+"""Monte Carlo dropout: random masks on the units, in training and in prediction.
+
+Approximates the posterior by the weights of one network times Bernoulli masks over its units.
+
+Source: Gal and Ghahramani 2016; thesis 004, chapters 2, 4 and 5, in the consistent form: in prediction one
+mask per sample is shared by all inputs, so that a sample is one function and information between inputs
+(BALD) means something.
+Deviations: none. In training every example has its own masks.
+Cost: as maximum a posteriori, times the samples; one number per weight.
+Valid for: networks that hold `bench.networks.Dropout`; not sequential, because its draws have no density.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from bench import optimizers
+from bench.contract import Batch, Method, Noise, Prediction, Problem
+from bench.divergence import log_prob
+from bench.energy import likelihood_term
+from bench.networks import dropout_masks
+from bench.settings import Count, Positive, Share, settings
+
+NAMES: dict[str, dict[str, object]] = {"mc_dropout": {}}
+
+
+@settings
+class Settings:
+    """Settings of Monte Carlo dropout."""
+
+    learning_rate: Positive = 1e-3
+    """Step size of the optimiser."""
+    optimizer: optimizers.Name = "adam"
+    """adam, amsgrad, or sgd with Nesterov momentum 0.9."""
+    train_samples: Count = 1
+    """Masks per example and training step."""
+    rate: Share = 0.5
+    """Probability that a unit is dropped."""
+
+
+class MCDropout(Method):
+    """One network whose units are dropped at random."""
+
+    Settings = Settings
+    approximates = "the posterior by one network times Bernoulli masks over its units"
+    provides = frozenset({"weighted", "loss_terms"})
+    settings: Settings
+
+    def __init__(self, problem: Problem, settings: Settings, start: MCDropout | None = None) -> None:
+        super().__init__(problem, settings, start)
+        self.network = problem.network(dropout=settings.rate)
+        if start is not None:
+            self.load_state_dict(start.state_dict())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One optimiser over the weights."""
+        return optimizers.make(self.parameters(), self.settings.optimizer, self.settings.learning_rate)
+
+    def draw_noise(self, num_samples: int, generator: torch.Generator) -> Noise:
+        """One seed per sample, `[S]`, from which its masks are drawn."""
+        seeds = torch.randint(2**62, (num_samples,), generator=generator, device=generator.device)
+        return {"seeds": seeds}
+
+    def _outputs(self, inputs: Tensor, seeds: Tensor, shared: bool) -> Tensor:
+        if inputs.ndim == 4:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        outputs = []
+        for seed in seeds.tolist():
+            generator = torch.Generator(inputs.device).manual_seed(seed)
+            with dropout_masks(self.network, generator, shared):
+                outputs.append(self.network(inputs))
+        return torch.stack(outputs)
+
+    def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Negative log likelihood under fresh masks per example, and negative log prior, in nats."""
+        outputs = self._outputs(batch.inputs, noise["seeds"], shared=False)
+        weights = {name: p[None] for name, p in self.network.named_parameters()}
+        prior_term = -log_prob(self.prior, weights).sum()
+        return likelihood_term(self.likelihood, outputs, batch, self.problem.num_train), prior_term
+
+    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
+        """Predictions under `num_samples` masks, each mask shared by all inputs."""
+        seeds = self.draw_noise(num_samples, generator)["seeds"]
+        with torch.no_grad():
+            return self.likelihood.predict(self._outputs(inputs, seeds, shared=True))

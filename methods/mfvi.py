@@ -1,0 +1,179 @@
+"""Mean-field variational inference: an independent normal for every weight.
+
+Approximates the posterior by the product of normals that maximises the evidence lower bound
+E_q[log p(D | w)] - KL(q || prior), with sigma = softplus(rho).
+
+Source: thesis 004, chapters 3 and 4 (eqs 4.3 to 4.9); Blundell et al. 2015; as sequential method Variational
+Continual Learning, Nguyen et al. 2018.
+Deviations: the KL is the exact one (eq. 4.9 lacks a constant). The tweaks that the thesis mentions are
+settings, all off by default; with any of them the loss is no longer a bound on the evidence.
+Cost: S forward and backward passes a step and a normal draw per weight and sample; two numbers per weight.
+Valid for: every differentiable network and likelihood.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from bench import optimizers, priors
+from bench.contract import Batch, Method, Noise, Prediction, Prior, Problem, WeightDistribution
+from bench.divergence import log_prob, weight_divergence
+from bench.energy import likelihood_term
+from bench.priors import normal_tensor
+from bench.settings import Count, NonNegative, Positive, Whole, settings
+from bench.weights import forward, sampled_outputs
+
+NAMES: dict[str, dict[str, object]] = {"mfvi": {}}
+
+
+@settings
+class Settings:
+    """Settings of mean-field variational inference."""
+
+    learning_rate: Positive = 1e-3
+    """Step size of the optimiser."""
+    optimizer: optimizers.Name = "adam"
+    """adam, amsgrad, or sgd with Nesterov momentum 0.9."""
+    train_samples: Count = 1
+    """Weight samples per training step."""
+    initial_rho: float = -3.0
+    """Start of rho for every weight; sigma = softplus(rho), so -3 is a standard deviation of 0.049."""
+    pretrain_epochs: Whole = 0
+    """Tweak: epochs that train the means by NLL alone, before the first fit of a run and on top of its budget."""
+    kl_weight: NonNegative = 1.0
+    """Tweak: constant factor of the KL; 0 trains the likelihood only."""
+    kl_annealing_epochs: Whole = 0
+    """Tweak: epochs over which the factor of the KL grows linearly from 0 to kl_weight."""
+    prior: Literal["task", "tight", "scale_mixture"] = "task"
+    """Tweak: the first prior: the task's, N(0, 1/D) per tensor, or a scale mixture of two normals."""
+    prior_mean_follows: bool = False
+    """Tweak: the prior's mean is the current posterior mean, so that the KL acts on the variances alone."""
+
+
+class MFVI(Method):
+    """Independent normals over all weights."""
+
+    Settings = Settings
+    approximates = "the posterior by independent normals, one per weight"
+    provides = frozenset({"weight_samples", "density", "moments", "sequential", "weighted", "loss_terms"})
+    settings: Settings
+
+    def __init__(self, problem: Problem, settings: Settings, start: MFVI | None = None) -> None:
+        super().__init__(problem, settings, start)
+        self.network = problem.network()  # its parameters are the means
+        self.rho = nn.ParameterList(
+            torch.full_like(p, settings.initial_rho) for p in self.network.parameters()
+        )
+        self.is_first = start is None
+        self.extra_epochs = settings.pretrain_epochs if self.is_first else 0
+        if start is not None:
+            self.load_state_dict(start.state_dict())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One optimiser over means and rhos."""
+        return optimizers.make(self.parameters(), self.settings.optimizer, self.settings.learning_rate)
+
+    @property
+    def pretraining(self) -> bool:
+        """Whether the present epoch trains the means by NLL alone."""
+        return self.epoch < self.extra_epochs
+
+    @property
+    def prior_weight(self) -> float:  # type: ignore[override]
+        """Factor of the KL in the present epoch."""
+        if self.pretraining:
+            return 0.0
+        epoch = self.epoch - self.extra_epochs
+        ramp = (
+            min(1.0, epoch / self.settings.kl_annealing_epochs) if self.settings.kl_annealing_epochs else 1.0
+        )
+        return self.settings.kl_weight * ramp
+
+    def make_prior(self, parameters: Mapping[str, Tensor]) -> WeightDistribution:
+        """The task's prior, unless this is the run's first fit and the settings name another."""
+        if self.is_first and self.settings.prior == "tight":
+            return priors.tight_normal()(parameters)
+        if self.is_first and self.settings.prior == "scale_mixture":
+            return priors.scale_mixture()(parameters)
+        return super().make_prior(parameters)
+
+    # ---- the distribution
+
+    def posterior(self) -> WeightDistribution:
+        """The independent normals, with gradients to means and rhos."""
+        means = self.network.named_parameters()
+        return {name: normal_tensor(m, softplus(r)) for (name, m), r in zip(means, self.rho, strict=True)}
+
+    def draw_noise(self, num_samples: int, generator: torch.Generator) -> Noise:
+        """Standard normal noise `[S, *shape]` per tensor; none while the means are pretrained."""
+        if self.pretraining:
+            return {}
+        return {
+            name: torch.randn(num_samples, *m.shape, generator=generator, device=m.device)
+            for name, m in self.network.named_parameters()
+        }
+
+    def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draws from the posterior, stacked `[S, *shape]`."""
+        with torch.no_grad():
+            posterior = self.posterior()
+            return {
+                name: torch.randn(num_samples, *q.event_shape, generator=generator, device=q.mean.device)
+                .mul_(q.stddev)
+                .add_(q.mean)
+                for name, q in posterior.items()
+            }
+
+    def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """Log density of stacked weights, `[S]`, in nats."""
+        return log_prob(self.posterior(), weights)
+
+    def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Mean and variance of every weight."""
+        posterior = self.posterior()
+        return (
+            {name: q.mean.detach() for name, q in posterior.items()},
+            {name: q.variance.detach() for name, q in posterior.items()},
+        )
+
+    def as_prior(self) -> Prior:
+        """The normals as they are now."""
+        return priors.frozen(
+            {name: (q.mean, q.stddev) for name, q in self.posterior().items()}, normal_tensor
+        )
+
+    @classmethod
+    def parameters_per_weight(cls, settings: Settings) -> float:
+        """A mean and a rho."""
+        return 2.0
+
+    # ---- loss and prediction
+
+    def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Expected negative log likelihood and KL(q || prior), in nats (eq. 4.4)."""
+        posterior = self.posterior()
+        if noise:
+            weights = {name: torch.addcmul(q.mean, q.stddev, noise[name]) for name, q in posterior.items()}
+        else:
+            weights = {name: q.mean[None] for name, q in posterior.items()}
+        outputs = forward(self.network, weights, batch.inputs)
+        nll = likelihood_term(self.likelihood, outputs, batch, self.problem.num_train)
+        if self.pretraining:
+            return nll, nll.new_zeros(())
+        prior = self.prior
+        if self.settings.prior_mean_follows:
+            prior = {
+                name: normal_tensor(posterior[name].mean.detach(), p.stddev) for name, p in prior.items()
+            }
+        return nll, weight_divergence(posterior, prior, weights)
+
+    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
+        """Predictions under `num_samples` draws, each draw shared by all inputs."""
+        return self.likelihood.predict(
+            sampled_outputs(self.network, self.sample_weights, inputs, num_samples, generator)
+        )

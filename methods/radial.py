@@ -1,0 +1,344 @@
+"""Radial posterior: a uniformly random direction and a normal radius for every weight tensor.
+
+Approximates the posterior, tensor by tensor, by w = mu + sigma * e * r, with e uniform on the unit sphere of
+the tensor's D dimensions and r ~ N(0, 1) one scalar: draws stay near the mean, where those of a normal in D
+dimensions lie on a shell of radius sigma sqrt(D).
+
+Source: thesis 004, section 4.2 (eqs 4.5 to 4.8) and appendices B.1 and B.2; Farquhar et al. 2020.
+Deviations: the constant of the entropy is the exact one (B.23 is wrong). The cross-entropy to a normal prior
+is in closed form, because Cov[w] = diag(sigma^2)/D, where the thesis draws it. The density as a prior keeps
+the factor u^(1-D) that B.33 to B.37 drop although it depends on the optimised variables, and integrates the
+radius by quadrature for a drawn direction.
+Cost: as mean-field variational inference plus one norm per tensor and sample; two numbers per weight.
+Valid for: every differentiable network and likelihood.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Size, Tensor, nn
+from torch.distributions import Distribution, Independent, Normal, constraints, register_kl
+from torch.nn.functional import softplus
+
+from bench import optimizers, priors
+from bench.contract import Batch, Method, Noise, Prediction, Prior, Problem, WeightDistribution
+from bench.divergence import divergence, log_prob
+from bench.energy import likelihood_term
+from bench.priors import normal_tensor
+from bench.settings import Count, NonNegative, Positive, Whole, settings
+from bench.weights import forward, sampled_outputs
+
+NAMES: dict[str, dict[str, object]] = {"radial": {}}
+
+LOG_TWO_PI = math.log(2 * math.pi)
+MEAN_LOG_RADIUS = (torch.special.digamma(torch.tensor(0.5, dtype=torch.float64)).item() + math.log(2)) / 2
+"""E log|r| for r ~ N(0, 1)."""
+
+
+def log_sphere(dimension: int) -> float:
+    """Log surface of the unit sphere in D dimensions, log(2 pi^(D/2) / Gamma(D/2))."""
+    return math.log(2) + dimension / 2 * math.log(math.pi) - math.lgamma(dimension / 2)
+
+
+class RadialNormal(Distribution):
+    """w = loc + scale * e * r, e uniform on the unit sphere, r ~ N(0, 1): the whole tensor is one event.
+
+    The density has a pole at w = loc when D > 1. With D = 1 this is the normal.
+
+    Args:
+        loc: Mean `[*shape]`.
+        scale: Positive scale `[*shape]`; the variance of a weight is scale^2 / D, D the number of weights.
+        validate_args: As in every torch distribution.
+    """
+
+    arg_constraints = {"loc": constraints.real, "scale": constraints.positive}
+    has_rsample = True
+
+    def __init__(self, loc: Tensor, scale: Tensor, validate_args: bool | None = None) -> None:
+        self.loc, self.scale = torch.broadcast_tensors(torch.as_tensor(loc), torch.as_tensor(scale))
+        super().__init__(Size(), self.loc.shape, validate_args=validate_args)
+
+    @property
+    def support(self) -> constraints.Constraint:
+        """Every real tensor of the event's shape."""
+        return constraints.independent(constraints.real, self.loc.ndim)
+
+    @property
+    def dimension(self) -> int:
+        """D, the number of weights in the tensor."""
+        return self.loc.numel()
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of every weight."""
+        return self.loc
+
+    @property
+    def variance(self) -> Tensor:
+        """Variance of every weight, scale^2 / D; the weights are uncorrelated."""
+        return self.scale.square() / self.dimension
+
+    def expand(self, batch_shape: Size, _instance: Distribution | None = None) -> RadialNormal:
+        """Only the empty batch shape is possible: the whole tensor is one event."""
+        if Size(batch_shape) != Size():
+            raise ValueError("RadialNormal has no batch dimensions: its whole tensor is one event")
+        return self
+
+    def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
+        """Reparametrised draws `[*sample_shape, *shape]` (eq. 4.6)."""
+        shape = Size(sample_shape)
+        noise = radial_noise(shape.numel(), self.loc, generator)
+        return self.loc + self.scale * noise.view(*shape, *self.loc.shape)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Exact log density in weight space, `[*sample_shape]`, in nats; infinite at the pole."""
+        if self._validate_args:
+            self._validate_sample(value)
+        standard = (value - self.loc) / self.scale
+        radius = (
+            standard.flatten(value.ndim - self.loc.ndim).norm(dim=-1) if self.loc.ndim else standard.abs()
+        )
+        return (
+            math.log(2)
+            - 0.5 * LOG_TWO_PI
+            - 0.5 * radius.square()
+            - torch.special.xlogy(torch.tensor(self.dimension - 1.0), radius)
+            - log_sphere(self.dimension)
+            - self.scale.log().sum()
+        )
+
+    def entropy(self) -> Tensor:
+        """Exact entropy, a scalar, in nats (B.24 with the constant that B.23 prints wrong)."""
+        constant = (
+            0.5 * LOG_TWO_PI
+            + 0.5
+            - math.log(2)
+            + log_sphere(self.dimension)
+            + (self.dimension - 1) * MEAN_LOG_RADIUS
+        )
+        return self.scale.log().sum() + constant
+
+
+def radial_noise(
+    num_samples: int, like: Tensor, generator: torch.Generator | None, exact_norm: bool = True
+) -> Tensor:
+    """E * r per sample, `[S, *like.shape]`: one direction and one scalar radius for the whole tensor.
+
+    Without `exact_norm` the noise is divided by sqrt(D) in place of its norm (section 4.2).
+    """
+    kind: dict[str, Any] = {"generator": generator, "device": like.device, "dtype": like.dtype}
+    noise = torch.randn(num_samples, *like.shape, **kind)
+    radius = torch.randn(num_samples, **kind)
+    norm = noise.flatten(1).norm(dim=1) if exact_norm else math.sqrt(like.numel())
+    return noise.mul_((radius / norm).view(-1, *[1] * like.ndim))
+
+
+@register_kl(RadialNormal, Independent)
+def _kl_radial_normal(q: RadialNormal, p: Independent) -> Tensor:
+    if type(p.base_dist) is not Normal or p.event_shape != q.event_shape:
+        raise NotImplementedError
+    loc, scale = p.base_dist.loc, p.base_dist.scale
+    squares = ((q.loc - loc).square() + q.scale.square() / q.dimension) / scale.square()
+    return 0.5 * (squares.sum() + q.dimension * LOG_TWO_PI) + scale.log().sum() - q.entropy()
+
+
+# --------------------------------------------------------------------- the divergence to a radial prior
+
+
+def mean_log_radius(a: Tensor, b: Tensor, c: Tensor, points: int = 400) -> Tensor:
+    """E log |x + r y| over r ~ N(0, 1), from a = |x|^2, b = x.y, c = |y|^2 > 0.
+
+    The integrand 1/2 log(a + 2 r b + r^2 c) has its singularity at r = -b/c +- i h, h = sqrt(a c - b^2)/c;
+    substituting r = -b/c + h sinh(t) moves it away, and the trapezoidal rule then converges geometrically.
+    """
+    a, b, c = a.double(), b.double(), c.double()
+    with torch.no_grad():
+        centre = -b / c
+        # At x = 0 the singularity reaches the real line: keep it a hair away, far below rounding of the value.
+        height = ((a * c - b.square()).clamp(min=0).sqrt() / c).clamp(min=1e-9)
+        low, high = (torch.asinh((edge - centre) / height) for edge in (-9.0, 9.0))
+        steps = torch.linspace(0, 1, points, dtype=torch.float64, device=a.device)
+        t = low[..., None] + (high - low)[..., None] * steps
+        r = centre[..., None] + height[..., None] * t.sinh()
+        density = torch.exp(-0.5 * r.square() - 0.5 * LOG_TWO_PI) * height[..., None] * t.cosh()
+        weights = density / density.sum(-1, keepdim=True)
+        floor = (1e-9 * c).square() / c
+    a, b, c = a[..., None], b[..., None], c[..., None]
+    return (weights * 0.5 * (a + 2 * r * b + r.square() * c + floor[..., None]).log()).sum(-1)
+
+
+def radial_divergence(q: RadialNormal, p: RadialNormal, noise: Tensor) -> Tensor:
+    """Unbiased estimate of KL(q || p), in nats: exact but for the direction, which the noise brings.
+
+    Args:
+        q: Posterior.
+        p: Prior.
+        noise: e * r `[S, *shape]`; only its directions are used, averaged over S.
+    """
+    shift = ((q.loc - p.loc) / p.scale).flatten()
+    ratio = (q.scale / p.scale).flatten()
+    noise = noise.flatten(1)
+    direction = ratio * (noise / noise.norm(dim=1, keepdim=True))  # [S, D]
+    square = shift.square().sum()
+    log_radius = mean_log_radius(square.expand(len(noise)), direction @ shift, direction.square().sum(1))
+    expected_log_p = (
+        math.log(2)
+        - 0.5 * LOG_TWO_PI
+        - 0.5 * (square + ratio.square().mean())
+        - (p.dimension - 1) * log_radius.mean()
+        - log_sphere(p.dimension)
+        - p.scale.log().sum()
+    )
+    return (-q.entropy() - expected_log_p).to(q.loc.dtype)
+
+
+# ------------------------------------------------------------------------------------------- the method
+
+
+@settings
+class Settings:
+    """Settings of the radial posterior."""
+
+    learning_rate: Positive = 1e-3
+    """Step size of the optimiser."""
+    optimizer: optimizers.Name = "adam"
+    """adam, amsgrad, or sgd with Nesterov momentum 0.9."""
+    train_samples: Count = 1
+    """Weight samples per training step."""
+    initial_rho: float = -4.0
+    """Start of rho, scale = softplus(rho); the standard deviation of a weight is scale / sqrt(D)."""
+    initial_rho_std: NonNegative = 0.0
+    """Standard deviation of the start of rho over the weights; the published code has 0.5."""
+    pretrain_epochs: Whole = 0
+    """Tweak: epochs that train the means by NLL alone, before the first fit of a run and on top of its budget."""
+    kl_weight: NonNegative = 1.0
+    """Tweak: constant factor of the KL."""
+    norm: Literal["exact", "sqrt_dimension"] = "exact"
+    """Norm of the noise in the draws: its own, or the approximation sqrt(D) of section 4.2."""
+    sequential_prior: Literal["radial", "normal"] = "radial"
+    """Form of the posterior as the next prior: the radial density, or the normal of equal mean and variance."""
+
+
+class Radial(Method):
+    """A radial distribution over every weight tensor; weights and biases apart."""
+
+    Settings = Settings
+    approximates = "the posterior by a uniform direction and a normal radius per tensor"
+    provides = frozenset({"weight_samples", "density", "moments", "sequential", "weighted", "loss_terms"})
+    settings: Settings
+
+    def __init__(self, problem: Problem, settings: Settings, start: Radial | None = None) -> None:
+        super().__init__(problem, settings, start)
+        self.network = problem.network()  # its parameters are the means
+        self.rho = nn.ParameterList(
+            settings.initial_rho + settings.initial_rho_std * torch.randn_like(p)
+            for p in self.network.parameters()
+        )
+        self.extra_epochs = settings.pretrain_epochs if start is None else 0
+        if start is not None:
+            self.load_state_dict(start.state_dict())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One optimiser over means and rhos."""
+        return optimizers.make(self.parameters(), self.settings.optimizer, self.settings.learning_rate)
+
+    @property
+    def pretraining(self) -> bool:
+        """Whether the present epoch trains the means by NLL alone."""
+        return self.epoch < self.extra_epochs
+
+    @property
+    def prior_weight(self) -> float:  # type: ignore[override]
+        """Factor of the KL in the present epoch."""
+        return 0.0 if self.pretraining else self.settings.kl_weight
+
+    # ---- the distribution
+
+    def posterior(self) -> dict[str, RadialNormal]:
+        """The radial distributions, with gradients to means and rhos."""
+        means = self.network.named_parameters()
+        return {
+            name: RadialNormal(m, softplus(r), validate_args=False)
+            for (name, m), r in zip(means, self.rho, strict=True)
+        }
+
+    def draw_noise(self, num_samples: int, generator: torch.Generator) -> Noise:
+        """E * r, `[S, *shape]` per tensor; none while the means are pretrained."""
+        if self.pretraining:
+            return {}
+        return self._noise(num_samples, generator)
+
+    def _noise(self, num_samples: int, generator: torch.Generator) -> Noise:
+        exact = self.settings.norm == "exact"
+        return {n: radial_noise(num_samples, m, generator, exact) for n, m in self.network.named_parameters()}
+
+    def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draws from the posterior, stacked `[S, *shape]`."""
+        with torch.no_grad():
+            noise = self._noise(num_samples, generator)
+            return {name: q.loc + q.scale * noise[name] for name, q in self.posterior().items()}
+
+    def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
+        """Log density of stacked weights, `[S]`, in nats."""
+        return log_prob(self.posterior(), weights)
+
+    def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Mean and variance of every weight."""
+        posterior = self.posterior()
+        return (
+            {name: q.mean.detach() for name, q in posterior.items()},
+            {name: q.variance.detach() for name, q in posterior.items()},
+        )
+
+    def as_prior(self) -> Prior:
+        """The posterior as it is now, in the form that `sequential_prior` names."""
+        posterior = self.posterior()
+        if self.settings.sequential_prior == "normal":
+            return priors.frozen({name: (q.mean, q.stddev) for name, q in posterior.items()}, normal_tensor)
+        return priors.frozen({name: (q.loc, q.scale) for name, q in posterior.items()}, RadialNormal)
+
+    @classmethod
+    def parameters_per_weight(cls, settings: Settings) -> float:
+        """A mean and a rho."""
+        return 2.0
+
+    # ---- loss and prediction
+
+    def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Expected negative log likelihood and KL(q || prior), in nats."""
+        posterior = self.posterior()
+        if noise:
+            weights = {name: torch.addcmul(q.loc, q.scale, noise[name]) for name, q in posterior.items()}
+        else:
+            weights = {name: q.loc[None] for name, q in posterior.items()}
+        outputs = forward(self.network, weights, batch.inputs)
+        nll = likelihood_term(self.likelihood, outputs, batch, self.problem.num_train)
+        if self.pretraining:
+            return nll, nll.new_zeros(())
+        return nll, self._divergence(posterior, self.prior, weights, noise)
+
+    def _divergence(
+        self,
+        posterior: Mapping[str, RadialNormal],
+        prior: WeightDistribution,
+        weights: Mapping[str, Tensor],
+        noise: Noise,
+    ) -> Tensor:
+        terms = []
+        for name, q in posterior.items():
+            p = prior[name]
+            is_radial = isinstance(p, RadialNormal)
+            terms.append(
+                radial_divergence(q, p, noise[name]) if is_radial else divergence(q, p, weights[name])
+            )
+        return torch.stack(terms).sum()
+
+    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
+        """Predictions under `num_samples` draws, each draw shared by all inputs."""
+        return self.likelihood.predict(
+            sampled_outputs(self.network, self.sample_weights, inputs, num_samples, generator)
+        )

@@ -1,0 +1,1 @@
+"""Evaluation protocols of posterior-bench, one file each."""
