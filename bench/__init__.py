@@ -1,3 +1,20 @@
 """posterior-bench: which approximation of a Bayesian neural network's posterior deserves trust?"""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from bench.runner import load, run
+
 __version__ = "0.1.0"
+__all__ = ["load", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    # Torch and Lightning take seconds to import: only when a run or its method is asked for.
+    if name in __all__:
+        from bench import runner
+
+        return getattr(runner, name)
+    raise AttributeError(f"module 'bench' has no attribute '{name}'")

@@ -40,7 +40,7 @@ may use it as prior, but the run then has no ELBO.
 JOINT = "*"
 
 Prior = Callable[[Mapping[str, Tensor]], WeightDistribution]
-"""Makes the prior for a dictionary of parameters (their shapes, dtype and device are used, not their values)."""
+"""Makes the prior for a dictionary of parameters; their shapes and device count, not their values."""
 
 CAPABILITIES = {
     "weight_samples": "sample_weights(num_samples, generator) draws stacked weights",
@@ -154,7 +154,7 @@ class Batch(NamedTuple):
 
 
 class Likelihood(nn.Module, ABC):
-    """How the network's outputs explain a target. Parameters of its own (a learned noise) are trained along."""
+    """How outputs explain a target. Parameters of its own (a learned noise) are trained along."""
 
     @abstractmethod
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -204,7 +204,7 @@ class Budget:
 # ------------------------------------------------------------------------------------------------- methods
 
 Noise = dict[str, Tensor]
-"""All randomness of one loss or prediction, each tensor stacked `[S, ...]`: sample s uses the entries at s."""
+"""All randomness of one loss, each tensor stacked `[S, ...]`: sample s uses the entries at s."""
 
 
 class Method(pl.LightningModule, ABC):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal, kl_divergence
+from torch.nn.functional import mse_loss
 
 from bench.contract import JOINT, WeightDistribution
 from bench.weights import ravel
@@ -16,15 +17,32 @@ def _is_normal(distribution: Distribution) -> bool:
     return isinstance(distribution, Independent) and type(distribution.base_dist) is Normal
 
 
-def _normal_divergence(q: Normal, p: Normal) -> Tensor:
-    # Sums first and one logarithm less than torch's own formula: a tenth of a training step of an MLP.
+def scaled_squares(mean: Tensor, std: Tensor, p: Normal) -> tuple[Tensor, Tensor]:
+    """What the cross-entropy to a normal is made of: expected squared distance and log scale, summed.
+
+    Args:
+        mean: Mean of every weight `[*shape]` under some posterior.
+        std: Standard deviation of every weight.
+        p: The normal prior.
+
+    Returns:
+        The sum of ((mean - p.loc)^2 + std^2) / p.scale^2 and the sum of log p.scale.
+    """
     if p.scale.stride() == (0,) * p.scale.ndim:  # one scale for the whole tensor
-        scale = p.scale.flatten()[0]
-        squares = (q.scale.square().sum() + (q.loc - p.loc).square().sum()) / scale.square()
-        log_scale = q.loc.numel() * scale.log()
-    else:
-        squares = ((q.scale.square() + (q.loc - p.loc).square()) / p.scale.square()).sum()
-        log_scale = p.scale.log().sum()
+        scale = p.scale[(0,) * p.scale.ndim]
+        squares = _squared_distance(mean, p.loc) + _squared_distance(std, torch.zeros_like(scale))
+        return squares / scale.square(), mean.numel() * scale.log()
+    squares = _squared_distance(mean / p.scale, p.loc / p.scale)
+    return squares + (std / p.scale).square().sum(), p.scale.log().sum()
+
+
+def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
+    # One pass over the weights in each direction, where (a - b).square().sum() takes two and four.
+    return mse_loss(a, b.expand_as(a), reduction="sum")
+
+
+def _normal_divergence(q: Normal, p: Normal) -> Tensor:
+    squares, log_scale = scaled_squares(q.loc, q.scale, p)
     return 0.5 * (squares - q.loc.numel()) - q.scale.log().sum() + log_scale
 
 

@@ -14,6 +14,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,12 +22,13 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed
 from pytorch_lightning.callbacks import EarlyStopping
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset, default_collate
 
 from bench import randomness
 from bench.contract import Batch, Budget, Method, Prediction, Problem
-from bench.errors import Diverged
+from bench.errors import Diverged, UsageError
 from bench.settings import Count, settings
 
 _LARGEST_PIECE = 50_000_000
@@ -61,7 +63,6 @@ class Engine:
         seed: Seed of the run.
         checkpoints: Folder for checkpoints; None keeps nothing, and nothing can be resumed.
         trainer: Options of the Trainer.
-        observer: Called with (event, values) on every stage, epoch and logged number.
         checkpoint_seconds: An unfinished fit is saved at the first epoch's end after this many seconds.
     """
 
@@ -72,7 +73,6 @@ class Engine:
         seed: int,
         checkpoints: Path | None = None,
         trainer: TrainerOptions | None = None,
-        observer: Callable[[str, dict[str, Any]], None] | None = None,
         checkpoint_seconds: float = 30.0,
     ) -> None:
         self.method_class, self.method_settings, self.seed = method_class, method_settings, seed
@@ -81,10 +81,23 @@ class Engine:
         self.checkpoint_seconds = checkpoint_seconds
         self.fits: list[dict[str, Any]] = []
         self.logged: list[tuple[str, str, float, float]] = []
-        self._observe = observer or (lambda event, values: None)
+        self.histories: list[tuple[str, list[dict[str, float]]]] = []
+        self.device = torch.device("cpu")
+        self._observe: Callable[[str, dict[str, Any]], Any] = lambda event, values: None
         self._stage = "fit"
         self._predictions = 0
-        self._device = torch.device("cpu")
+
+    def observe(self, observer: Callable[[str, dict[str, Any]], Any]) -> None:
+        """Has `observer(event, values)` called on every stage, epoch and logged number."""
+        self._observe = observer
+
+    def check(self) -> None:
+        """Finds out whether Lightning accepts the options.
+
+        Raises:
+            UsageError: If it does not; in one line.
+        """
+        self._trainer(Budget(epochs=1), 0)
 
     # ---- what a task may call
 
@@ -112,11 +125,11 @@ class Engine:
             checkpoint = torch.load(path, weights_only=True, map_location="cpu")
             method.load_state_dict(checkpoint["state_dict"])
             method.on_load_checkpoint(checkpoint)
-            self.fits.append(checkpoint["fit"])
+            self._keep(method, checkpoint["fit"])
             return method
         began = time.perf_counter()
         trainer = self._trainer(budget, method.extra_epochs)
-        self._device = trainer.strategy.root_device
+        self.device = trainer.strategy.root_device
         noise_seed = randomness.derive(self.seed, "noise", trainer.global_rank, self._stage, count)
         method.generator.manual_seed(noise_seed)
         shuffle_seed = randomness.derive(self.seed, "shuffle", self._stage, count)
@@ -138,7 +151,7 @@ class Engine:
             method.on_save_checkpoint(checkpoint)
             save(checkpoint, path)
             path.with_suffix(".partial").unlink(missing_ok=True)
-        self.fits.append(fit)
+        self._keep(method, fit)
         return method
 
     def fit_many(
@@ -161,12 +174,12 @@ class Engine:
         rows = _LARGEST_PIECE // max(inputs[0].numel(), 50 * num_samples)
         rank, world = ranks()
         pieces = list(inputs.split(max(1, min(rows, -(-len(inputs) // world)))))
-        method.to(self._device)
+        method.to(self.device)
         done = {}
         for i in range(rank, len(pieces), world):
-            generator = torch.Generator(self._device).manual_seed(seed)
+            generator = torch.Generator(self.device).manual_seed(seed)
             try:
-                prediction = method.predict(pieces[i].to(self._device), num_samples, generator)
+                prediction = method.predict(pieces[i].to(self.device), num_samples, generator)
             except ValueError as error:
                 raise Diverged(f"diverged at stage '{self._stage}': the prediction's {error}") from None
             done[i] = {name: value.cpu() for name, value in vars(prediction).items()}
@@ -180,13 +193,17 @@ class Engine:
 
     # ---- how
 
+    def _keep(self, method: Method, fit: dict[str, Any]) -> None:
+        self.fits.append(fit)
+        self.histories.append((self._stage, method.history))
+
     def _checkpoint_path(self, count: int) -> Path | None:
         if self.checkpoints is None:
             return None
         return self.checkpoints / f"{count:03d}-{re.sub('[^a-z0-9]+', '-', self._stage.lower())}.ckpt"
 
     def _trainer(self, budget: Budget, extra_epochs: int) -> pl.Trainer:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _as_usage_error():
             warnings.filterwarnings("ignore", module="pytorch_lightning")
             return pl.Trainer(
                 accelerator=self.options.accelerator,
@@ -223,6 +240,15 @@ class Engine:
         if watch.best is not None:
             method.load_state_dict(watch.best)
         method.trainer = None  # type: ignore[assignment]
+
+
+@contextmanager
+def _as_usage_error() -> Iterator[None]:
+    try:
+        yield
+    except (MisconfigurationException, ValueError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UsageError(f"--trainer: Lightning does not accept these options: {first}") from None
 
 
 class _Watch(pl.Callback):

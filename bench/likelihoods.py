@@ -74,5 +74,5 @@ class Gaussian(Likelihood):
 
     def predict(self, outputs: Tensor) -> contract.Gaussian:
         """Mean and variance per sample."""
-        variance = torch.zeros(()) if self.per_example else (2 * self.log_sigma).exp()
+        variance = torch.zeros(()) if self.per_example else (2 * self.log_sigma.detach()).exp()
         return contract.Gaussian(outputs, variance.to(outputs).expand_as(outputs))

@@ -42,7 +42,7 @@ def tight_normal() -> Prior:
 
 
 def scale_mixture(share: float = 0.5, std: float = 1.0, narrow_std: float = math.exp(-6)) -> Prior:
-    """Per weight: a normal of `std` with probability `share`, else one of `narrow_std` (Blundell et al. 2015, eq. 7)."""
+    """Per weight: normal of `std` with probability `share`, else of `narrow_std` (Blundell et al. 2015)."""
 
     def make(w: Tensor) -> Distribution:
         shape = (*w.shape, 2)

@@ -15,11 +15,12 @@ Shapes: S samples, B examples, d weights in all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn import functional
 
 Walk = Literal["stacked", "loop", "vmap"]
 Weights = Mapping[str, Tensor]
@@ -37,6 +38,8 @@ _ELEMENTWISE = (
 )
 _LARGEST_STACK = 4_000_000
 """Floats of the largest activation above which one sample at a time is faster than all at once."""
+_SMALL_TENSOR = 10_000
+"""Weights of a tensor below which one product over all samples is faster than one after another."""
 _CHUNK = 2_000_000
 """Weights drawn at once in prediction; bounds memory, and the draws do not depend on the inputs."""
 
@@ -56,6 +59,41 @@ def unravel(vectors: Tensor, like: Weights) -> dict[str, Tensor]:
         raise ValueError(f"vectors have {vectors.shape[-1]} entries, the weights {sum(sizes)}")
     parts = vectors.split(sizes, -1)
     return {name: part.unflatten(-1, w.shape) for part, (name, w) in zip(parts, like.items(), strict=True)}
+
+
+# ------------------------------------------------------------------------------------- reparametrisation
+
+
+def reparametrise(mean: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
+    """Draws mean + scale * noise, `[S, *shape]`, of a tensor with mean and scale `[*shape]`."""
+    return _Reparametrise.apply(mean, scale, noise)
+
+
+class _Reparametrise(torch.autograd.Function):
+    """Its gradient is written out: autograd's own allocates another tensor as large as the noise."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(mean: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
+        return torch.addcmul(mean[None], scale[None], noise)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        scale, noise = ctx.saved_tensors
+        to_noise = gradient * scale if ctx.needs_input_grad[2] else None
+        if len(noise) == 1:
+            return gradient.squeeze(0), (gradient * noise).squeeze(0), to_noise
+        if scale.numel() < _SMALL_TENSOR:
+            return gradient.sum(0), (gradient * noise).sum(0), to_noise
+        to_scale = gradient[0] * noise[0]
+        for g, e in zip(gradient[1:], noise[1:], strict=True):
+            to_scale = to_scale.addcmul_(g, e)
+        return gradient.sum(0), to_scale, to_noise
 
 
 # ---------------------------------------------------------------------------------------------- forward
@@ -78,7 +116,7 @@ def forward(network: nn.Module, weights: Weights, inputs: Tensor, walk: Walk | N
             raise ValueError("the stacked walk needs a plain stack of linear layers")
         return _stacked(layers, weights, inputs)
     if inputs.ndim == 4:
-        inputs = inputs.contiguous(memory_format=torch.channels_last)
+        inputs = _channels_last(inputs)
     if walk == "vmap":
         return vmap(lambda w: functional_call(network, w, (inputs,)))(dict(weights))
     return torch.stack([functional_call(network, w, (inputs,)) for w in _unstack(weights)])
@@ -108,9 +146,21 @@ def sampled_outputs(
 
 
 def _unstack(weights: Weights) -> Iterator[dict[str, Tensor]]:
+    if len(next(iter(weights.values()))) == 1:  # the gradient of a squeeze is a view, that of unbind a copy
+        yield {name: w.squeeze(0) for name, w in weights.items()}
+        return
     parts = {name: w.unbind(0) for name, w in weights.items()}
     for s in range(len(next(iter(parts.values())))):
         yield {name: part[s] for name, part in parts.items()}
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    images = images.contiguous(memory_format=torch.channels_last)
+    if images.shape[1] > 1:
+        return images
+    # With one channel both orders are the same memory; convolutions take the strides' word for which it is.
+    _, _, height, width = images.shape
+    return images.as_strided(images.shape, (height * width, 1, width, 1))
 
 
 def _linear_stack(network: nn.Module) -> list[tuple[str, nn.Module]] | None:
@@ -132,22 +182,22 @@ def _fits(weights: Weights, inputs: Tensor) -> bool:
 
 
 def _stacked(layers: list[tuple[str, nn.Module]], weights: Weights, inputs: Tensor) -> Tensor:
-    samples = len(next(iter(weights.values())))
     hidden = inputs  # [B, ...] while all samples share it, [S, B, ...] from the first linear layer on
     shared = True
     for name, layer in layers:
         if type(layer) is nn.Flatten:
             hidden = hidden.flatten(1) if shared else hidden.flatten(2)
         elif type(layer) is nn.Linear:
-            weight = weights[f"{name}.weight"].transpose(1, 2)  # [S, in, out]
-            bias = weights.get(f"{name}.bias")
-            if samples == 1:
-                rows = hidden if shared else hidden[0]
-                product = rows @ weight[0] if bias is None else torch.addmm(bias[0], rows, weight[0])
-                hidden = product[None]
+            weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")  # [S, out, in], [S, out]
+            if shared:  # the samples' units side by side: one matrix product
+                units = functional.linear(
+                    hidden, weight.flatten(0, 1), None if bias is None else bias.flatten()
+                )
+                hidden = units.unflatten(-1, weight.shape[:2]).transpose(0, 1)  # [S, B, out]
+            elif bias is None:
+                hidden = hidden @ weight.mT
             else:
-                rows = hidden.expand(samples, *hidden.shape) if shared else hidden
-                hidden = rows @ weight if bias is None else torch.baddbmm(bias[:, None], rows, weight)
+                hidden = torch.baddbmm(bias[:, None], hidden, weight.mT)
             shared = False
         else:
             hidden = layer(hidden)

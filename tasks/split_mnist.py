@@ -1,7 +1,7 @@
-"""Single-headed continual learning on five pairs of classes: does sequential inference keep what it learned?
+"""Single-headed continual learning: five pairs of classes in sequence, one ten-way head.
 
-Question: after learning classes {0, 1}, then {2, 3}, ... {8, 9}, each pair from its own data alone and with the
-last posterior as prior, does one network with one 10-way head still know all ten?
+Question: after learning classes {0, 1}, then {2, 3}, ... {8, 9}, each pair from its own data alone and with
+the last posterior as prior, does one network still know all ten?
 
 Protocol: five steps. All ten classes always compete, in training and in test; no task label is given at any
 time; no example of an earlier step is kept. The prior of step t is the posterior of step t - 1 and training
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from bench import data, likelihoods, metrics, networks, priors
+from bench import data, figures, likelihoods, metrics, networks, priors
 from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Row, Spec, Task, Undefined
 from bench.settings import Count, settings
 
@@ -221,3 +221,13 @@ class SplitMNIST(Task):
             rows += [Row("accuracy", f"pair {s}", t, float(a)) for s, a in enumerate(accuracies, 1)]
             rows.append(Row("accuracy", "seen pairs", t, float(accuracies[: 5 if joint else t].mean())))
         return rows
+
+    def figures(self, arrays: Arrays) -> dict[str, Any]:
+        """The matrix A[t, s], and accuracy on the pairs seen so far against the step."""
+        matrix = self.accuracy_matrix(arrays)
+        heat_map = figures.heat_map(matrix, "Test accuracy A[t, s]", "after step t", "on pair s", "accuracy")
+        seen = [row for row in self.curves(arrays) if row.series == "seen pairs"]
+        against_step = figures.lines(
+            seen, "Accuracy on the pairs seen so far", "step", "accuracy", chance=1 / NUM_CLASSES
+        )
+        return {"accuracy_matrix": heat_map, "accuracy_by_step": against_step}

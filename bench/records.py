@@ -1,0 +1,277 @@
+"""What a run leaves behind: the schema of `record.json`, the arrays, and how both are written and read.
+
+Everything is written in one step (a temporary file, then a rename), so that a file is whole or not there.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pydantic
+import safetensors.numpy
+import torch
+
+import bench
+from bench.contract import Arrays, Metrics, Row, Spec, Undefined
+from bench.data import array_digest
+from bench.errors import OutputError, UsageError
+
+SCHEMA_VERSION = 1
+
+
+class _Part(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class TaskPart(_Part):
+    """Which protocol, on which data."""
+
+    name: str
+    identity: str
+    version: int
+    data_digest: str
+    settings: dict[str, Any]
+    main_metric: str
+
+
+class MethodPart(_Part):
+    """Which approximation; `tuning` says where its settings come from."""
+
+    name: str
+    identity: str
+    settings: dict[str, Any]
+    tuning: Literal["published", "tuned", "untuned"]
+    capabilities: list[str]
+
+
+class FitPart(_Part):
+    """One fit: its stage, epochs, optimiser steps and wall-clock seconds."""
+
+    stage: str
+    epochs: int
+    steps: int
+    seconds: float
+
+
+class Environment(_Part):
+    """Where it ran."""
+
+    python: str
+    torch: str
+    pytorch_lightning: str
+    system: str
+    device: str
+    threads: int
+
+
+class Provenance(_Part):
+    """From which source; `commit` and `dirty` are those of the repository in which the method's file lies."""
+
+    version: str
+    source_hash: str
+    method_file_hash: str
+    commit: str | None
+    dirty: bool | None
+    arrays_digest: str | None
+
+
+class Record(_Part):
+    """One run. `metrics` maps each metric to a number, or to null with its reason in `undefined`."""
+
+    schema_version: Literal[1]
+    status: Literal["completed", "diverged", "failed"]
+    reason: str | None
+    task: TaskPart
+    method: MethodPart
+    preset: str
+    seed: int
+    command: str
+    created: str
+    metrics: dict[str, float | None]
+    undefined: dict[str, str]
+    validation: dict[str, float]
+    fits: list[FitPart]
+    seconds: float
+    environment: Environment
+    provenance: Provenance
+
+
+# ----------------------------------------------------------------------------------------- reading, writing
+
+
+def write(path: Path, content: bytes) -> None:
+    """Writes a file in one step.
+
+    Raises:
+        OutputError: If it cannot be written (a full disk, no permission).
+    """
+    partial = path.with_name(f".{path.name}.writing")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise OutputError(f"cannot write {path}: {error.strerror}") from None
+
+
+def write_record(directory: Path, record: Record) -> None:
+    """Writes `record.json`."""
+    write(directory / "record.json", (record.model_dump_json(indent=2) + "\n").encode())
+
+
+def read_record(directory: Path) -> Record:
+    """Reads the record of a run's directory.
+
+    Raises:
+        UsageError: If there is none, or it does not follow the schema.
+    """
+    path = directory / "record.json"
+    try:
+        return Record.model_validate_json(path.read_bytes())
+    except OSError:
+        hint = "an unfinished run" if (directory / "unfinished.json").exists() else "no run"
+        raise UsageError(f"{directory} holds {hint}: there is no record.json") from None
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{path} is no record of schema {SCHEMA_VERSION}: {where}: {first['msg']}") from None
+
+
+def write_arrays(directory: Path, arrays: Arrays) -> None:
+    """Writes `arrays.safetensors`."""
+    contiguous = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
+    write(directory / "arrays.safetensors", safetensors.numpy.save(contiguous))
+
+
+def read_arrays(directory: Path) -> Arrays:
+    """Reads the arrays of a run.
+
+    Raises:
+        UsageError: If they are missing, damaged, or not those that the record names.
+    """
+    path = directory / "arrays.safetensors"
+    try:
+        arrays = safetensors.numpy.load(path.read_bytes())
+    except OSError:
+        raise UsageError(f"{directory} holds no arrays.safetensors") from None
+    except safetensors.SafetensorError as error:
+        raise UsageError(f"{path} is damaged: {error}") from None
+    if array_digest(arrays) != read_record(directory).provenance.arrays_digest:
+        raise UsageError(f"{path} does not hold the arrays of the record beside it: their digests differ")
+    return arrays
+
+
+def write_curves(directory: Path, rows: Iterable[Row]) -> None:
+    """Writes `curves.csv`."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Row._fields)
+    writer.writerows(rows)
+    write(directory / "curves.csv", text.getvalue().encode())
+
+
+def split_metrics(scores: Metrics, spec: Spec) -> tuple[dict[str, float | None], dict[str, str]]:
+    """Metrics as a record keeps them: numbers or null, and the reasons of the nulls.
+
+    Raises:
+        ValueError: If the metrics are not those of the spec, or one without a value must have one.
+    """
+    if set(scores) != set(spec.metrics):
+        raise ValueError(f"score gave {sorted(scores)}, the spec declares {sorted(spec.metrics)}")
+    numbers: dict[str, float | None] = {}
+    undefined = {}
+    for name in spec.metrics:
+        value = scores[name]
+        if isinstance(value, Undefined):
+            undefined[name] = value.reason
+        elif not np.isfinite(value):
+            undefined[name] = f"not finite: {value}"
+        if name in undefined and not spec.metrics[name].may_be_undefined:
+            raise ValueError(f"the metric {name} may not be undefined: {undefined[name]}")
+        numbers[name] = None if name in undefined else float(value)  # type: ignore[arg-type]
+    return numbers, undefined
+
+
+# ------------------------------------------------------------------------------------------- provenance
+
+
+def _hash(paths: Iterable[tuple[str, Path]]) -> str:
+    digest = hashlib.sha256()
+    for name, path in sorted(paths):
+        digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def source_hash() -> str:
+    """Hash over the source of the suite: every Python and preset file of the package."""
+    import bench.methods
+    import bench.tasks
+
+    packages = {"bench": bench, "methods": bench.methods, "tasks": bench.tasks}
+    return _hash(
+        (f"{name}/{path.relative_to(root)}", path)
+        for name, package in packages.items()
+        for root in map(Path, package.__path__)
+        for path in (*root.glob("*.py"), *root.glob("presets/*.toml"))
+    )
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def provenance(method_file: Path, arrays_digest: str | None) -> Provenance:
+    """Provenance of a run of the method in this file."""
+    commit = _git(method_file.parent, "rev-parse", "HEAD")
+    top = _git(method_file.parent, "rev-parse", "--show-toplevel")
+    changed = _git(Path(top), "status", "--porcelain", "--", "*.py", "*.toml") if top else None
+    return Provenance(
+        version=bench.__version__,
+        source_hash=source_hash(),
+        method_file_hash=_hash([(method_file.name, method_file)]),
+        commit=commit,
+        dirty=None if changed is None else bool(changed),
+        arrays_digest=arrays_digest,
+    )
+
+
+def environment(device: str) -> Environment:
+    """The present environment."""
+    return Environment(
+        python=platform.python_version(),
+        torch=torch.__version__,
+        pytorch_lightning=installed_version("pytorch-lightning"),
+        system=f"{sys.platform} {platform.machine()}",
+        device=device,
+        threads=torch.get_num_threads(),
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """Model of the processor or accelerator."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or "cpu"
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "cpu")

@@ -1,0 +1,238 @@
+"""Names: which methods and tasks there are, their presets, and the identity of a choice of settings.
+
+Methods and tasks are found by listing the files of `bench.methods` and `bench.tasks`; a user's own is named
+`package.module:Class`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import inspect
+import pkgutil
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import bench.methods
+import bench.tasks
+from bench.contract import Method, Task
+from bench.errors import UsageError
+from bench.settings import build
+
+PRESETS = ("smoke", "standard", "paper")
+_LONGEST_IDENTITY = 120
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A public name.
+
+    Attributes:
+        name: As typed on the command line.
+        cls: The class behind it.
+        fixed: Settings that the name fixes.
+        file: Stem of the file that declares it.
+        presets: Of a task: preset -> settings.
+    """
+
+    name: str
+    cls: type
+    fixed: Mapping[str, Any]
+    file: str
+    presets: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def summary(self) -> str:
+        """First line of the file's documentation."""
+        return (inspect.getmodule(self.cls).__doc__ or self.cls.__doc__ or "").strip().splitlines()[0]
+
+    def flags(self) -> list[str]:
+        """Settings that a user may choose."""
+        return [f.name for f in fields(self.cls.Settings) if f.name not in self.fixed]
+
+
+def _classes(module: Any, base: type) -> list[type]:
+    own = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, base)]
+    return [c for c in own if c.__module__ == module.__name__]
+
+
+def _discover(package: Any, base: type) -> dict[str, Entry]:
+    found: dict[str, Entry] = {}
+    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
+        module = importlib.import_module(f"{package.__name__}.{info.name}")
+        classes = _classes(module, base)
+        if len(classes) != 1 or not hasattr(module, "NAMES"):
+            raise TypeError(
+                f"{module.__file__} must declare NAMES and one {base.__name__}, not {len(classes)}"
+            )
+        for name, fixed in module.NAMES.items():
+            if name in found:
+                raise TypeError(f"the name '{name}' is declared in {found[name].file}.py and {info.name}.py")
+            found[name] = Entry(name, classes[0], fixed, info.name, getattr(module, "PRESETS", {}))
+    return found
+
+
+@cache
+def methods() -> dict[str, Entry]:
+    """All methods by name."""
+    return _discover(bench.methods, Method)
+
+
+@cache
+def tasks() -> dict[str, Entry]:
+    """All tasks by name."""
+    return _discover(bench.tasks, Task)
+
+
+def nearest(name: str, among: list[str]) -> str:
+    """' Did you mean ...?' with the nearest names, or what there is to choose from."""
+    close = difflib.get_close_matches(name, among, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(among)}"
+
+
+def _find(name: str, kind: str, known: dict[str, Entry], base: type) -> Entry:
+    if name in known:
+        return known[name]
+    module_name, _, class_name = name.partition(":")
+    if not class_name:
+        raise UsageError(f"unknown {kind} '{name}': {nearest(name, list(known))}")
+    try:
+        module = importlib.import_module(module_name)
+        cls = getattr(module, class_name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"cannot import the {kind} '{name}': {error}") from None
+    if not (inspect.isclass(cls) and issubclass(cls, base)):
+        raise UsageError(f"'{name}' is no {base.__name__} of bench.contract")
+    return Entry(name.replace(":", "."), cls, {}, module_name, getattr(module, "PRESETS", {}))
+
+
+def method(name: str) -> Entry:
+    """The method of this name, or of this `package.module:Class`.
+
+    Raises:
+        UsageError: If there is none; names the nearest.
+    """
+    return _find(name, "method", methods(), Method)
+
+
+def task(name: str) -> Entry:
+    """The task of this name, or of this `package.module:Class`.
+
+    Raises:
+        UsageError: If there is none; names the nearest.
+    """
+    return _find(name, "task", tasks(), Task)
+
+
+# ------------------------------------------------------------------------------------ presets, identity
+
+
+def _pair_presets(method: Entry, task: Entry) -> dict[str, dict[str, Any]]:
+    """Preset -> settings of the method for the task, with the key `provenance`."""
+    path = files("bench") / "presets" / f"{task.file}.toml"
+    table = tomllib.loads(path.read_text()) if path.is_file() else {}
+    return {preset: table.get(preset, {}).get(method.name, {}) for preset in PRESETS}
+
+
+def preset_values(method: Entry, task: Entry, preset: str) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """What a preset sets: values for the method, values for the task, and where the method's come from.
+
+    Returns:
+        Method values, task values, and `published`, `tuned` or `untuned`.
+
+    Raises:
+        UsageError: If there is no such preset.
+    """
+    if preset not in PRESETS:
+        raise UsageError(f"unknown preset '{preset}': {nearest(preset, list(PRESETS))}")
+    pairs = _pair_presets(method, task)
+    chosen = dict(pairs["standard"]) | (dict(pairs["paper"]) if preset == "paper" else {})
+    provenance = chosen.pop("provenance", "untuned")
+    return {**method.fixed, **chosen}, {**task.fixed, **task.presets.get(preset, {})}, provenance
+
+
+def identity(entry: Entry, settings: Any, standard: Any) -> str:
+    """The name and every setting that differs from the preset `standard`, as one file-safe string.
+
+    Equal strings mean equal settings. One over 120 characters ends in a hash in place of the rest.
+    """
+    standard_values = asdict(standard)
+    differing = {k: v for k, v in asdict(settings).items() if v != standard_values[k]}
+    text = entry.name
+    if differing:
+        text += "+" + ",".join(f"{name}={_safe(value)}" for name, value in differing.items())
+    if len(text) > _LONGEST_IDENTITY:
+        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
+        text = f"{text[: _LONGEST_IDENTITY - 13]}-{digest}"
+    return text
+
+
+def _safe(value: Any) -> str:
+    text = str(value).lower() if isinstance(value, bool | None) else str(value)
+    return re.sub(r"[^A-Za-z0-9._+-]", lambda match: f"~{ord(match[0]):x}~", text)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A method and a task with settings, as a command line or a record names them."""
+
+    method: Entry
+    method_settings: Any
+    method_identity: str
+    task: Entry
+    task_settings: Any
+    task_identity: str
+    preset: str
+    tuning: str
+
+
+def choose(
+    method_name: str,
+    task_name: str,
+    preset: str = "standard",
+    method_values: Mapping[str, Any] | None = None,
+    task_values: Mapping[str, Any] | None = None,
+) -> Choice:
+    """Resolves names, preset and overrides.
+
+    Raises:
+        UsageError: If a name, a preset or a value is wrong, or the method lacks what the task needs.
+    """
+    m, t = method(method_name), task(task_name)
+    preset_m, preset_t, tuning = preset_values(m, t, preset)
+    standard_m, standard_t, _ = preset_values(m, t, "standard")
+    for entry, values, flag in ((m, method_values, "method"), (t, task_values, "task")):
+        for name in values or {}:
+            if name not in entry.flags():
+                raise UsageError(
+                    f"--{flag}.{name}: {entry.name} has no such setting; {nearest(name, entry.flags())}"
+                )
+    chosen_m = build(m.cls.Settings, {**preset_m, **(method_values or {})}, "method")
+    chosen_t = build(t.cls.Settings, {**preset_t, **(task_values or {})}, "task")
+    lacking = sorted(t.cls(chosen_t).spec.requires - m.cls.provides)
+    if lacking:
+        able = [
+            name
+            for name, entry in methods().items()
+            if not t.cls(chosen_t).spec.requires - entry.cls.provides
+        ]
+        raise UsageError(
+            f"{m.name} cannot run {t.name}: it lacks the capability {', '.join(lacking)}; "
+            f"methods that have it: {', '.join(able)}"
+        )
+    return Choice(
+        m,
+        chosen_m,
+        identity(m, chosen_m, build(m.cls.Settings, standard_m, "method")),
+        t,
+        chosen_t,
+        identity(t, chosen_t, build(t.cls.Settings, standard_t, "task")),
+        preset,
+        tuning,
+    )

@@ -1,0 +1,76 @@
+"""The committed records: what the project shows as evidence, and the way in.
+
+A record lies in `records/<task identity>/<method identity>/seed<k>/` with the arrays from which every one of
+its numbers can be computed again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.errors import OutputError, UsageError
+from bench.records import Record, read_record, split_metrics, write
+from bench.runner import load_scores
+
+RECORDS = Path(__file__).parent / "records"
+_LARGEST = 4 * 2**20
+_FILES = ("record.json", "arrays.safetensors", "curves.csv")
+
+
+def add(run: Path, to: Path = RECORDS, force: bool = False) -> Path:
+    """Copies a run's record, arrays and curves to the committed records; returns the new directory.
+
+    Args:
+        run: Directory of the run.
+        to: Folder of the committed records.
+        force: Replace an older record of the same run.
+
+    Raises:
+        UsageError: If the run is unfinished or failed, of the preset smoke, from source that no commit holds,
+            too large, or if its metrics are not those of its arrays.
+        OutputError: If it cannot be written.
+    """
+    record = read_record(run)
+    refuse(run, record)
+    directory = to / record.task.identity / record.method.identity / f"seed{record.seed}"
+    if directory.exists() and not force:
+        raise UsageError(f"{directory} is there already: it is kept; --force replaces it")
+    files = [run / name for name in _FILES if (run / name).exists()]
+    if (size := sum(path.stat().st_size for path in files)) > _LARGEST:
+        raise UsageError(f"{run} has {size / 2**20:.1f} MiB of results; a committed record has at most 4")
+    try:
+        shutil.rmtree(directory, ignore_errors=True)
+        for path in reversed(files):  # the record last: where it stands, the rest is there
+            write(directory / path.name, path.read_bytes())
+    except OSError as error:
+        raise OutputError(f"cannot write {directory}: {error.strerror}") from None
+    return directory
+
+
+def refuse(run: Path, record: Record) -> None:
+    """Says why a run is no evidence.
+
+    Raises:
+        UsageError: With the reason, in one line.
+    """
+    if record.status == "failed":
+        raise UsageError(f"{run} failed ({record.reason}): a defect is no evidence; mend it and run again")
+    if record.preset == "smoke":
+        raise UsageError(f"{run} is a smoke run: it proves the pipe and measures nothing")
+    if record.provenance.commit is None:
+        raise UsageError(f"{run} was made outside a git repository: no commit holds its source")
+    if record.provenance.dirty:
+        raise UsageError(f"{run} was made from changed source: commit, then run again")
+    if record.status == "completed":
+        task, arrays = load_scores(run)
+        again, _ = split_metrics(task.score(arrays), task.spec)
+        if again != record.metrics:
+            raise UsageError(f"{run}: the metrics of the record are not those of its arrays")
+
+
+def committed(root: Path = RECORDS) -> Iterator[tuple[Path, Record]]:
+    """All committed records with their directories, in order of path."""
+    for path in sorted(root.glob("*/*/seed*/record.json")):
+        yield path.parent, read_record(path.parent)
