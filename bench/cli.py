@@ -23,7 +23,6 @@ from bench import data, registry
 from bench.contract import CAPABILITIES
 from bench.errors import BenchError, UsageError
 
-
 jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 errors = Console(stderr=True, highlight=False, markup=False)
@@ -105,7 +104,12 @@ def _run_parser(method: str | None, task: str | None, preset: str) -> _Parser:
     parser.add_argument(
         "--data-dir", type=str | None, default=None, help="folder of data files; also $BENCH_DATA"
     )
-    parser.add_argument("--wandb", type=Literal["off", "offline", "online"], default="off", help="also log to Weights & Biases")  # fmt: skip
+    parser.add_argument(
+        "--wandb",
+        type=Literal["off", "offline", "online"],
+        default="off",
+        help="also log to Weights & Biases",
+    )
     parser.add_argument("--force", action="store_true", help="replace what stands in the run's directory")
     if method is not None and task is not None:
         from bench.engine import TrainerOptions

@@ -60,8 +60,23 @@ def _check(condition: bool | Tensor, message: str) -> None:
         raise ValueError(message)
 
 
+class Prediction(ABC):
+    """Predictions for B inputs under S weight samples: `Categorical`, `Bernoulli` or `Gaussian`.
+
+    The sample axis comes first; deterministic methods have S = 1. Checked once, when it is made.
+    """
+
+    @abstractmethod
+    def average(self) -> Any:
+        """The prediction averaged over the samples, in log space where it is a probability."""
+
+    @abstractmethod
+    def log_score(self, targets: Tensor) -> Tensor:
+        """Log probability or density of the targets under the averaged prediction, `[B]`, in nats."""
+
+
 @dataclass(frozen=True)
-class Categorical:
+class Categorical(Prediction):
     """Class predictions, one distribution per weight sample: log-probabilities `[S, B, C]`, in nats.
 
     A probability of exactly zero (minus infinity) is allowed.
@@ -88,7 +103,7 @@ class Categorical:
 
 
 @dataclass(frozen=True)
-class Bernoulli:
+class Bernoulli(Prediction):
     """Two-class predictions: log-odds of class 1, `[S, B]`.
 
     Raises:
@@ -112,7 +127,7 @@ class Bernoulli:
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class Gaussian(Prediction):
     """Regression predictions: mean and variance of a normal per sample, each `[S, B, K]`.
 
     Raises:
@@ -134,12 +149,16 @@ class Gaussian:
         return mean, self.variance.mean(0) + (self.mean - mean).square().mean(0)
 
     def log_score(self, targets: Tensor) -> Tensor:
-        """Log density of `targets` `[B, K]` under the equal mixture of the samples, `[B]`, in nats."""
-        normal = torch.distributions.Normal(self.mean, self.variance.sqrt(), validate_args=False)
+        """Log density of the targets under the equal mixture of the samples, `[B]`, in nats.
+
+        Targets are `[B, K]`, or `[B, K, 2]` where each brings the standard deviation of its own noise.
+        """
+        variance = self.variance
+        if targets.ndim == 3:
+            targets, sigma = targets.unbind(-1)
+            variance = variance + sigma.square()
+        normal = torch.distributions.Normal(self.mean, variance.sqrt(), validate_args=False)
         return normal.log_prob(targets).sum(-1).logsumexp(0) - math.log(len(self.mean))
-
-
-Prediction = Categorical | Bernoulli | Gaussian
 
 
 # ------------------------------------------------------------------------------------------------ problems

@@ -2,48 +2,66 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal, kl_divergence
-from torch.nn.functional import mse_loss
 
 from bench.contract import JOINT, WeightDistribution
 from bench.weights import ravel
 
 
-def _is_normal(distribution: Distribution) -> bool:
+def _is_normal(distribution: Distribution) -> TypeGuard[Independent]:
     return isinstance(distribution, Independent) and type(distribution.base_dist) is Normal
 
 
-def scaled_squares(mean: Tensor, std: Tensor, p: Normal) -> tuple[Tensor, Tensor]:
-    """What the cross-entropy to a normal is made of: expected squared distance and log scale, summed.
+def location_scale_divergence(
+    mean: Tensor, scale: Tensor, noise_variance: float, noise_entropy: float, p: Normal
+) -> Tensor:
+    """KL(q || p) to independent normals of a q that draws mean + scale * noise, in nats.
 
     Args:
-        mean: Mean of every weight `[*shape]` under some posterior.
-        std: Standard deviation of every weight.
-        p: The normal prior.
-
-    Returns:
-        The sum of ((mean - p.loc)^2 + std^2) / p.scale^2 and the sum of log p.scale.
+        mean: Mean of every weight `[*shape]`.
+        scale: Scale of every weight.
+        noise_variance: Variance of each entry of the noise; its entries have mean 0 and are uncorrelated.
+        noise_entropy: Entropy of the noise as a whole, in nats.
+        p: The prior.
     """
-    if p.scale.stride() == (0,) * p.scale.ndim:  # one scale for the whole tensor
-        scale = p.scale[(0,) * p.scale.ndim]
-        squares = _squared_distance(mean, p.loc) + _squared_distance(std, torch.zeros_like(scale))
-        return squares / scale.square(), mean.numel() * scale.log()
-    squares = _squared_distance(mean / p.scale, p.loc / p.scale)
-    return squares + (std / p.scale).square().sum(), p.scale.log().sum()
+    constant = 0.5 * mean.numel() * math.log(2 * math.pi) - noise_entropy
+    one_scale = p.scale.stride() == (0,) * p.scale.ndim
+    if one_scale and not (p.loc.requires_grad or p.scale.requires_grad):
+        std = p.scale[(0,) * p.scale.ndim]
+        return _OneScale.apply(mean, scale, noise_variance, p.loc, std) + (
+            constant + mean.numel() * std.log()
+        )
+    squares = ((mean - p.loc).square() + noise_variance * scale.square()) / p.scale.square()
+    return 0.5 * squares.sum() - scale.log().sum() + p.scale.log().sum() + constant
 
 
-def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
-    # One pass over the weights in each direction, where (a - b).square().sum() takes two and four.
-    return mse_loss(a, b.expand_as(a), reduction="sum")
+class _OneScale(torch.autograd.Function):
+    """What varies in a divergence to normals of one `std`; the gradient written out, 6% of an MLP's step."""
 
+    generate_vmap_rule = True
 
-def _normal_divergence(q: Normal, p: Normal) -> Tensor:
-    squares, log_scale = scaled_squares(q.loc, q.scale, p)
-    return 0.5 * (squares - q.loc.numel()) - q.scale.log().sum() + log_scale
+    @staticmethod
+    def forward(mean: Tensor, scale: Tensor, noise_variance: float, loc: Tensor, std: Tensor) -> Tensor:
+        squares = (mean - loc).square().sum() + noise_variance * scale.square().sum()
+        return 0.5 * squares / std.square() - scale.log().sum()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        mean, scale, ctx.noise_variance, loc, std = inputs
+        ctx.save_for_backward(mean, scale, loc, std)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        mean, scale, loc, std = ctx.saved_tensors
+        factor = gradient / std.square()
+        to_scale = scale * (factor * ctx.noise_variance) - scale.reciprocal() * gradient
+        return (mean - loc) * factor, to_scale, None, None, None
 
 
 def divergence(q: Distribution, p: Distribution, draws: Tensor) -> Tensor:
@@ -55,7 +73,9 @@ def divergence(q: Distribution, p: Distribution, draws: Tensor) -> Tensor:
         draws: Reparametrised draws from q, `[S, *shape]`.
     """
     if _is_normal(q) and _is_normal(p):
-        return _normal_divergence(q.base_dist, p.base_dist)
+        normal, dimension = q.base_dist, q.event_shape.numel()
+        entropy = 0.5 * dimension * (1 + math.log(2 * math.pi))
+        return location_scale_divergence(normal.loc, normal.scale, 1.0, entropy, p.base_dist)
     try:
         return kl_divergence(q, p)
     except NotImplementedError:

@@ -8,9 +8,11 @@ its last saved epoch.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import re
+import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -29,6 +31,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorData
 from bench import randomness
 from bench.contract import Batch, Budget, Method, Prediction, Problem
 from bench.errors import Diverged, UsageError
+from bench.records import write, writing
 from bench.settings import Count, settings
 
 _LARGEST_PIECE = 50_000_000
@@ -212,7 +215,7 @@ class Engine:
                 num_nodes=self.options.num_nodes,
                 precision=self.options.precision,  # type: ignore[arg-type]
                 max_epochs=budget.epochs + extra_epochs,
-                callbacks=[EarlyStopping("val_nll", patience=budget.patience)] if budget.patience else None,
+                callbacks=self._patience(budget.patience),
                 logger=False,
                 enable_checkpointing=False,
                 enable_progress_bar=False,
@@ -224,6 +227,12 @@ class Engine:
     def _auto_devices(self) -> int | str:
         return 1 if self.options.accelerator in ("auto", "cpu") and not torch.cuda.is_available() else "auto"
 
+    def _patience(self, patience: int | None) -> list[pl.Callback]:
+        # Checked after validation, before `_Watch` saves: a fit that goes on then waits no epoch longer.
+        return (
+            [EarlyStopping("val_nll", patience=patience, check_on_train_epoch_end=False)] if patience else []
+        )
+
     def _train(
         self, trainer: pl.Trainer, method: Method, loader: Any, val: Dataset | None, watch: _Watch
     ) -> None:
@@ -234,9 +243,10 @@ class Engine:
         # The method's own code may draw from torch's global generator: give it a seed, and give it back.
         with warnings.catch_warnings(), randomness.seeded(self.seed, "train", self._stage, len(self.fits)):
             warnings.filterwarnings("ignore", module="pytorch_lightning")
-            trainer.fit(method, loader, val_loader, ckpt_path=resume, weights_only=True if resume else None)
-        if trainer.interrupted:
-            raise KeyboardInterrupt
+            with _interruptible():
+                trainer.fit(
+                    method, loader, val_loader, ckpt_path=resume, weights_only=True if resume else None
+                )
         if watch.best is not None:
             method.load_state_dict(watch.best)
         method.trainer = None  # type: ignore[assignment]
@@ -246,9 +256,22 @@ class Engine:
 def _as_usage_error() -> Iterator[None]:
     try:
         yield
-    except (MisconfigurationException, ValueError, RuntimeError) as error:
+    except (MisconfigurationException, TypeError, ValueError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
         raise UsageError(f"--trainer: Lightning does not accept these options: {first}") from None
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Lightning answers Ctrl-C by ignoring the next one and ending the process: undoes both."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as error:
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        signal.signal(signal.SIGINT, handler)
+        raise KeyboardInterrupt from None
 
 
 class _Watch(pl.Callback):
@@ -291,13 +314,17 @@ class _Watch(pl.Callback):
         row |= {name: value.item() for name, value in trainer.callback_metrics.items()}
         module.history.append(row)
         self.engine._observe("epoch", row | {"of": trainer.max_epochs})
-        last = trainer.current_epoch + 1 == trainer.max_epochs
-        if self.path and not last and time.perf_counter() - self._saved >= self.engine.checkpoint_seconds:
+        last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
+        if self.path is None or last:
+            return
+        due = time.perf_counter() - self._saved >= self.engine.checkpoint_seconds
+        if trainer.strategy.broadcast(due):  # all processes save together, or they wait for each other
             self._saved = time.perf_counter()
             partial = self.path.with_suffix(".partial")
-            trainer.save_checkpoint(partial.with_suffix(".writing"))
-            if trainer.global_rank == 0:
-                os.replace(partial.with_suffix(".writing"), partial)
+            with writing(partial):
+                trainer.save_checkpoint(partial.with_suffix(".writing"))
+                if trainer.global_rank == 0:
+                    os.replace(partial.with_suffix(".writing"), partial)
 
     def state_dict(self) -> dict[str, Any]:
         seconds = self.earlier_seconds + time.perf_counter() - self._began
@@ -328,7 +355,8 @@ class TensorBatches:
         self.rows = len(tensors[0]) // ranks[1] if ranks[1] > 1 else len(tensors[0])
         self.batch_size = min(batch_size or self.rows, self.rows)
         self.epoch = 0
-        self.sampler = self  # where Lightning looks for set_epoch
+        if seed is not None:  # Lightning takes what has a sampler for a DataLoader, but for set_epoch
+            self.sampler = self
 
     def set_epoch(self, epoch: int) -> None:
         """Chooses the order of the next pass."""
@@ -395,6 +423,6 @@ def ranks() -> tuple[int, int]:
 
 def save(checkpoint: dict[str, Any], path: Path) -> None:
     """Writes a checkpoint in one step: the file is whole or not there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(checkpoint, path.with_suffix(".writing"))
-    os.replace(path.with_suffix(".writing"), path)
+    content = io.BytesIO()
+    torch.save(checkpoint, content)
+    write(path, content.getvalue())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,12 +24,18 @@ def save(charts: Mapping[str, Any], folder: Path) -> list[Path]:
     paths = []
     for name, chart in charts.items():
         specification = chart.to_dict()
-        svg = vl_convert.vegalite_to_svg(specification).encode()
+        svg = _renumbered(vl_convert.vegalite_to_svg(specification)).encode()
         png = vl_convert.vegalite_to_png(specification, scale=2)
         for ending, content in (("svg", svg), ("png", png)):
             paths.append(folder / f"{name}.{ending}")
             write(paths[-1], content)
     return paths
+
+
+def _renumbered(svg: str) -> str:
+    """vl-convert counts gradients through the process: counts them in the figure, so that it draws alike."""
+    numbers: dict[str, str] = {}
+    return re.sub(r"gradient_\d+", lambda m: numbers.setdefault(m[0], f"gradient_{len(numbers)}"), svg)
 
 
 def heat_map(matrix: np.ndarray, title: str, row_title: str, column_title: str, colour_title: str) -> Any:

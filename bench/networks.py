@@ -66,12 +66,13 @@ def dropout_masks(network: nn.Module, generator: torch.Generator, shared: bool) 
 ACTIVATIONS = {"relu": nn.ReLU, "leaky_relu": nn.LeakyReLU, "tanh": nn.Tanh}
 
 
-def he_initialise(network: nn.Module, negative_slope: float = 0.0) -> nn.Module:
+def he_initialise(network: nn.Sequential, negative_slope: float = 0.0) -> nn.Sequential:
     """Weights from He's normal initialisation (fan in), biases zero; returns the network."""
     for layer in network.modules():
         if isinstance(layer, nn.Linear | nn.Conv2d):
             nn.init.kaiming_normal_(layer.weight, a=negative_slope)
-            nn.init.zeros_(layer.bias)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
     return network
 
 

@@ -12,7 +12,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Any, Literal
@@ -110,23 +111,37 @@ class Record(_Part):
 # ----------------------------------------------------------------------------------------- reading, writing
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Says in one line what could not be written.
+
+    Raises:
+        OutputError: In place of an OSError inside the block (a full disk, no permission).
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
 def write(path: Path, content: bytes) -> None:
     """Writes a file in one step.
 
     Raises:
-        OutputError: If it cannot be written (a full disk, no permission).
+        OutputError: If it cannot be written.
     """
     partial = path.with_name(f".{path.name}.writing")
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise OutputError(f"cannot write {path}: {error.strerror}") from None
+        try:
+            with partial.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
 
 
 def write_record(directory: Path, record: Record) -> None:
@@ -185,7 +200,10 @@ def write_curves(directory: Path, rows: Iterable[Row]) -> None:
     write(directory / "curves.csv", text.getvalue().encode())
 
 
-def split_metrics(scores: Metrics, spec: Spec) -> tuple[dict[str, float | None], dict[str, str]]:
+Scores = tuple[dict[str, float | None], dict[str, str]]
+
+
+def split_metrics(scores: Metrics, spec: Spec) -> Scores:
     """Metrics as a record keeps them: numbers or null, and the reasons of the nulls.
 
     Raises:

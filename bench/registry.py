@@ -42,7 +42,7 @@ class Entry:
     """
 
     name: str
-    cls: type
+    cls: Any
     fixed: Mapping[str, Any]
     file: str
     presets: Mapping[str, Mapping[str, Any]]
@@ -109,7 +109,7 @@ def _find(name: str, kind: str, known: dict[str, Entry], base: type) -> Entry:
         raise UsageError(f"cannot import the {kind} '{name}': {error}") from None
     if not (inspect.isclass(cls) and issubclass(cls, base)):
         raise UsageError(f"'{name}' is no {base.__name__} of bench.contract")
-    return Entry(name.replace(":", "."), cls, {}, module_name, getattr(module, "PRESETS", {}))
+    return Entry(name, cls, {}, module_name, getattr(module, "PRESETS", {}))
 
 
 def method(name: str) -> Entry:
@@ -164,7 +164,7 @@ def identity(entry: Entry, settings: Any, standard: Any) -> str:
     """
     standard_values = asdict(standard)
     differing = {k: v for k, v in asdict(settings).items() if v != standard_values[k]}
-    text = entry.name
+    text = entry.name.replace(":", ".")
     if differing:
         text += "+" + ",".join(f"{name}={_safe(value)}" for name, value in differing.items())
     if len(text) > _LONGEST_IDENTITY:

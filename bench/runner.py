@@ -10,6 +10,7 @@ import fcntl
 import inspect
 import json
 import logging
+import math
 import os
 import shutil
 import time
@@ -100,7 +101,7 @@ def run(
         _compute(protocol, engine)
         return Run(directory, None)  # type: ignore[arg-type]
     with ExitStack() as stack:
-        fingerprint = _fingerprint(choice, seed, digest)
+        fingerprint = _fingerprint(choice, seed, digest, options)
         stack.enter_context(_claimed(directory, fingerprint, force))
         log = stack.enter_context(_log_file(directory / "log.txt"))
         observers = (*observers, _logging_observer(log))
@@ -112,21 +113,24 @@ def run(
         log.info(command)
         began = time.perf_counter()
         arrays: Arrays | None = None
+        scores: records.Scores | None = None
         status, failure = "completed", None
         try:
             arrays = _compute(protocol, engine)
+            scores = records.split_metrics(protocol.score(arrays), protocol.spec)
         except Diverged as error:
             status, failure = "diverged", error
         except (BenchError, KeyboardInterrupt):
             raise
-        except OSError as error:
-            raise OutputError(f"cannot write {error.filename or directory}: {error.strerror}") from None
         except Exception as error:  # a defect, ours or of a user's own method or task: recorded, then told
             log.error(traceback.format_exc())
             first = (str(error).strip().splitlines() or [""])[0]
-            status, failure = "failed", BenchError(f"failed: {type(error).__name__}: {first}")
+            arrays, status = None, "failed"
+            failure = BenchError(f"failed: {type(error).__name__}: {first}")
         seconds = time.perf_counter() - began
-        record = _record(choice, protocol, engine, digest, command, seed, status, failure, arrays, seconds)
+        record = _record(
+            choice, protocol, engine, digest, command, seed, status, failure, arrays, scores, seconds
+        )
         _write(directory, protocol, engine, record, arrays)
         log.info(f"{status} in {seconds:.1f} s: {record.metrics}")
         if failure is not None:
@@ -189,7 +193,7 @@ def _compute(protocol: Task, engine: Engine) -> Arrays:
     return arrays | protocol.targets()
 
 
-def _fingerprint(choice: Choice, seed: int, digest: str) -> dict[str, Any]:
+def _fingerprint(choice: Choice, seed: int, digest: str, options: Any) -> dict[str, Any]:
     """What must be equal for an unfinished run to go on."""
     return {
         "method": asdict(choice.method_settings),
@@ -197,6 +201,7 @@ def _fingerprint(choice: Choice, seed: int, digest: str) -> dict[str, Any]:
         "seed": seed,
         "data": digest,
         "threads": torch.get_num_threads(),
+        "trainer": asdict(options),
         "source": records.source_hash(),
     }
 
@@ -204,13 +209,6 @@ def _fingerprint(choice: Choice, seed: int, digest: str) -> dict[str, Any]:
 @contextmanager
 def _claimed(directory: Path, fingerprint: dict[str, Any], force: bool) -> Iterator[None]:
     """Makes the directory ours, or says in one line why it cannot be."""
-    if force and directory.exists():
-        shutil.rmtree(directory)
-    if (directory / "record.json").exists():
-        status = records.read_record(directory).status
-        if status != "failed":
-            raise UsageError(f"{directory} holds a {status} run: it is kept; --force replaces it")
-        shutil.rmtree(directory)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / ".lock").open("w")
@@ -221,17 +219,44 @@ def _claimed(directory: Path, fingerprint: dict[str, Any], force: bool) -> Itera
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise UsageError(f"{directory} is being written by another process") from None
-        marker = directory / "unfinished.json"
-        content = json.dumps(fingerprint, indent=2, sort_keys=True).encode()
-        if marker.exists() and marker.read_bytes() != content:
-            old = json.loads(marker.read_bytes())
-            differs = ", ".join(k for k in fingerprint if old.get(k) != fingerprint[k])
-            raise UsageError(
-                f"{directory} holds an unfinished run with another {differs}; --force starts anew"
-            )
-        records.write(marker, content)
-        yield
-        (directory / ".lock").unlink(missing_ok=True)
+        try:
+            _make_room(directory, force)
+            _mark(directory, fingerprint)
+            yield
+        finally:
+            (directory / ".lock").unlink(missing_ok=True)
+
+
+def _make_room(directory: Path, force: bool) -> None:
+    """Removes what may be replaced."""
+    finished = (directory / "record.json").exists()
+    if finished and not force and (status := records.read_record(directory).status) != "failed":
+        raise UsageError(f"{directory} holds a {status} run: it is kept; --force replaces it")
+    if finished or force:
+        for path in directory.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != ".lock":
+                path.unlink()
+
+
+def _mark(directory: Path, fingerprint: dict[str, Any]) -> None:
+    """Marks the directory as unfinished, unless it holds an unfinished run that cannot go on."""
+    marker = directory / "unfinished.json"
+    content = json.dumps(fingerprint, indent=2, sort_keys=True).encode()
+    if marker.exists() and marker.read_bytes() != content:
+        old = json.loads(marker.read_bytes())
+        differs = ", ".join(k for k in fingerprint if old.get(k) != fingerprint[k])
+        raise UsageError(f"{directory} holds an unfinished run with another {differs}; --force starts anew")
+    records.write(marker, content)
+
+
+class _LogHandler(logging.FileHandler):
+    """A log on a full disk ends the run in one line; logging's own answer is a traceback a line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        with records.writing(Path(self.baseFilename)):
+            raise
 
 
 @contextmanager
@@ -239,14 +264,16 @@ def _log_file(path: Path) -> Iterator[logging.Logger]:
     logger = logging.getLogger(f"bench.run.{path}")
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    handler = logging.FileHandler(path)
+    with records.writing(path):
+        handler = _LogHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger.addHandler(handler)
     try:
         yield logger
     finally:
         logger.removeHandler(handler)
-        handler.close()
+        with records.writing(path):
+            handler.close()
 
 
 def _logging_observer(log: logging.Logger) -> Observer:
@@ -282,14 +309,12 @@ def _record(
     status: Any,
     failure: BenchError | None,
     arrays: Arrays | None,
+    scores: records.Scores | None,
     seconds: float,
 ) -> records.Record:
     spec = protocol.spec
-    if arrays is None:
-        numbers: dict[str, float | None] = dict.fromkeys(spec.metrics)
-        undefined = dict.fromkeys(spec.metrics, f"the run {status}")
-    else:
-        numbers, undefined = records.split_metrics(protocol.score(arrays), spec)
+    nothing = dict.fromkeys(spec.metrics), dict.fromkeys(spec.metrics, f"the run {status}")
+    numbers, undefined = scores or nothing
     method_file = Path(inspect.getfile(choice.method.cls))
     return records.Record(
         schema_version=records.SCHEMA_VERSION,
@@ -316,7 +341,7 @@ def _record(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         metrics=numbers,
         undefined=undefined,
-        validation={name: value for name, _, _, value in engine.logged},
+        validation={name: value for name, _, _, value in engine.logged if math.isfinite(value)},
         fits=[records.FitPart(**fit) for fit in engine.fits],
         seconds=round(seconds, 3),
         environment=records.environment(records.device_name(engine.device)),

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.errors import UsageError
 from bench.registry import Choice
 
 
@@ -22,24 +23,30 @@ def logged(
         directory: The run's directory.
         choice: What is run; becomes the configuration.
         seed: The run's seed.
+
+    Raises:
+        UsageError: If the run cannot be opened (no login, no connection).
     """
     import wandb
 
-    run = wandb.init(
-        project="posterior-bench",
-        group=f"{choice.task_identity}/{choice.method_identity}",
-        name=f"{choice.method_identity} {choice.preset} seed {seed}",
-        mode=mode,  # type: ignore[arg-type]
-        dir=directory,
-        reinit="create_new",
-        settings=wandb.Settings(finish_timeout=60, silent=True),
-        config={
-            "method": {"name": choice.method.name, **asdict(choice.method_settings)},
-            "task": {"name": choice.task.name, **asdict(choice.task_settings)},
-            "preset": choice.preset,
-            "seed": seed,
-        },
-    )
+    try:
+        run = wandb.init(
+            project="posterior-bench",
+            group=f"{choice.task_identity}/{choice.method_identity}",
+            name=f"{choice.method_identity} {choice.preset} seed {seed}",
+            mode=mode,  # type: ignore[arg-type]
+            dir=directory,
+            reinit="create_new",
+            settings=wandb.Settings(finish_timeout=60, silent=True),
+            config={
+                "method": {"name": choice.method.name, **asdict(choice.method_settings)},
+                "task": {"name": choice.task.name, **asdict(choice.task_settings)},
+                "preset": choice.preset,
+                "seed": seed,
+            },
+        )
+    except wandb.Error as error:
+        raise UsageError(f"--wandb {mode}: {' '.join(str(error).split())}") from None
     stage = ""
 
     def observe(event: str, values: dict[str, Any]) -> None:

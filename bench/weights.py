@@ -36,10 +36,12 @@ _ELEMENTWISE = (
     nn.Softplus,
     nn.Identity,
 )
-_LARGEST_STACK = 4_000_000
+_LARGEST_STACK = 1_000_000
 """Floats of the largest activation above which one sample at a time is faster than all at once."""
-_SMALL_TENSOR = 10_000
-"""Weights of a tensor below which one product over all samples is faster than one after another."""
+_LARGE_TENSOR = 10_000
+"""Weights of a tensor from which the gradient of its draws is accumulated sample by sample."""
+_CPU_BLOCK, _BLOCK = 250, 4_000
+"""Inputs predicted at once, on a CPU and elsewhere: activations stay in its cache, and bounded."""
 _CHUNK = 2_000_000
 """Weights drawn at once in prediction; bounds memory, and the draws do not depend on the inputs."""
 
@@ -49,51 +51,51 @@ _CHUNK = 2_000_000
 
 def ravel(weights: Weights) -> Tensor:
     """Stacked weights `[S, *shape]` as vectors `[S, d]`, in the dictionary's order."""
-    return torch.cat([w.flatten(1) for w in weights.values()], 1)
+    return torch.cat([w.reshape(len(w), -1) for w in weights.values()], 1)
 
 
 def unravel(vectors: Tensor, like: Weights) -> dict[str, Tensor]:
-    """Vectors `[S, d]` as stacked weights `[S, *shape]`; `like` holds tensors `[*shape]` in the same order."""
+    """Vectors `[S, d]` as stacked weights `[S, *shape]`; `like` has tensors `[*shape]` in the same order."""
     sizes = [w.numel() for w in like.values()]
     if vectors.shape[-1] != sum(sizes):
         raise ValueError(f"vectors have {vectors.shape[-1]} entries, the weights {sum(sizes)}")
     parts = vectors.split(sizes, -1)
-    return {name: part.unflatten(-1, w.shape) for part, (name, w) in zip(parts, like.items(), strict=True)}
+    return {name: part.reshape(-1, *w.shape) for part, (name, w) in zip(parts, like.items(), strict=True)}
 
 
 # ------------------------------------------------------------------------------------- reparametrisation
 
 
 def reparametrise(mean: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
-    """Draws mean + scale * noise, `[S, *shape]`, of a tensor with mean and scale `[*shape]`."""
-    return _Reparametrise.apply(mean, scale, noise)
+    """Draws mean + scale * noise, `[S, *shape]`, of a tensor with mean and scale `[*shape]`.
+
+    The noise `[S, *shape]` gets no gradient.
+    """
+    if len(noise) > 1 and mean.numel() >= _LARGE_TENSOR:
+        return _Reparametrise.apply(mean, scale, noise)
+    return torch.addcmul(mean[None], scale[None], noise.detach())
 
 
 class _Reparametrise(torch.autograd.Function):
-    """Its gradient is written out: autograd's own allocates another tensor as large as the noise."""
+    """The gradient written out: autograd's own allocates one more tensor of the size of the noise."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(mean: Tensor, scale: Tensor, noise: Tensor) -> Tensor:
-        return torch.addcmul(mean[None], scale[None], noise)
+        return torch.addcmul(mean, scale, noise)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs[1:])
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[2])
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        scale, noise = ctx.saved_tensors
-        to_noise = gradient * scale if ctx.needs_input_grad[2] else None
-        if len(noise) == 1:
-            return gradient.squeeze(0), (gradient * noise).squeeze(0), to_noise
-        if scale.numel() < _SMALL_TENSOR:
-            return gradient.sum(0), (gradient * noise).sum(0), to_noise
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        (noise,) = ctx.saved_tensors
         to_scale = gradient[0] * noise[0]
         for g, e in zip(gradient[1:], noise[1:], strict=True):
-            to_scale = to_scale.addcmul_(g, e)
-        return gradient.sum(0), to_scale, to_noise
+            to_scale = torch.addcmul(to_scale, g, e)
+        return gradient.sum(0), to_scale, None
 
 
 # ---------------------------------------------------------------------------------------------- forward
@@ -108,15 +110,15 @@ def forward(network: nn.Module, weights: Weights, inputs: Tensor, walk: Walk | N
         inputs: Examples `[B, ...]`, shared by all samples.
         walk: How to go over the samples; None takes the fastest.
     """
-    layers = _linear_stack(network)
+    layers = _linear_stack(network, inputs)
     if walk is None:
         walk = "stacked" if layers is not None and _fits(weights, inputs) else "loop"
     if walk == "stacked":
         if layers is None:
-            raise ValueError("the stacked walk needs a plain stack of linear layers")
+            raise ValueError("the stacked walk needs a plain stack of linear layers; take the loop")
         return _stacked(layers, weights, inputs)
     if inputs.ndim == 4:
-        inputs = _channels_last(inputs)
+        inputs = channels_last(inputs)
     if walk == "vmap":
         return vmap(lambda w: functional_call(network, w, (inputs,)))(dict(weights))
     return torch.stack([functional_call(network, w, (inputs,)) for w in _unstack(weights)])
@@ -129,7 +131,7 @@ def sampled_outputs(
     num_samples: int,
     generator: torch.Generator,
 ) -> Tensor:
-    """Outputs `[S, B, ...]` under weights drawn a few samples at a time, without gradients.
+    """Outputs `[S, B, ...]` without gradients: weights drawn a few samples at a time, inputs in blocks.
 
     Args:
         network: Gives the architecture.
@@ -138,11 +140,15 @@ def sampled_outputs(
         num_samples: S.
         generator: Drives the draws; how they are split depends on the network alone, never on the inputs.
     """
-    size = sum(p.numel() for p in network.parameters())
-    chunk = max(1, min(num_samples, _CHUNK // size))
+    chunk = max(1, _CHUNK // sum(p.numel() for p in network.parameters()))
     counts = [min(chunk, num_samples - done) for done in range(0, num_samples, chunk)]
+    blocks = inputs.split(_CPU_BLOCK if inputs.device.type == "cpu" else _BLOCK)
+    outputs = []
     with torch.no_grad():
-        return torch.cat([forward(network, draw(n, generator), inputs) for n in counts])
+        for count in counts:
+            weights = draw(count, generator)
+            outputs.append(torch.cat([forward(network, weights, block) for block in blocks], 1))
+    return torch.cat(outputs)
 
 
 def _unstack(weights: Weights) -> Iterator[dict[str, Tensor]]:
@@ -154,7 +160,8 @@ def _unstack(weights: Weights) -> Iterator[dict[str, Tensor]]:
         yield {name: part[s] for name, part in parts.items()}
 
 
-def _channels_last(images: Tensor) -> Tensor:
+def channels_last(images: Tensor) -> Tensor:
+    """Images `[B, C, H, W]` in the order in memory that convolutions on a CPU are fastest in."""
     images = images.contiguous(memory_format=torch.channels_last)
     if images.shape[1] > 1:
         return images
@@ -163,16 +170,26 @@ def _channels_last(images: Tensor) -> Tensor:
     return images.as_strided(images.shape, (height * width, 1, width, 1))
 
 
-def _linear_stack(network: nn.Module) -> list[tuple[str, nn.Module]] | None:
-    """The layers of a plain stack by name, or None if the network is anything else."""
-    if type(network).forward is not nn.Sequential.forward:
+def _linear_stack(network: nn.Module, inputs: Tensor) -> list[tuple[str, nn.Module]] | None:
+    """The layers of a plain stack by name, or None if the network or its inputs are anything else."""
+    if not isinstance(network, nn.Sequential) or type(network).forward is not nn.Sequential.forward:
         return None
-    layers = list(network.named_children())
+    # Not named_children(), which leaves out an activation used twice.
+    layers = list(zip(network._modules, network, strict=True))
+    linear = [layer for _, layer in layers if type(layer) is nn.Linear]
     plain = all(
-        type(layer) in (nn.Linear, nn.Flatten, *_ELEMENTWISE) or getattr(layer, "is_identity", False)
+        type(layer) in (nn.Linear, *_ELEMENTWISE)
+        or _is_flatten(layer)
+        or getattr(layer, "is_identity", False)
         for _, layer in layers
     )
-    return layers if plain and any(type(layer) is nn.Linear for _, layer in layers) else None
+    if not plain or not linear or len(linear) > len(set(linear)):
+        return None
+    return layers if inputs.ndim == 2 or _is_flatten(layers[0][1]) else None
+
+
+def _is_flatten(layer: nn.Module) -> bool:
+    return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
 
 
 def _fits(weights: Weights, inputs: Tensor) -> bool:

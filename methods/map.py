@@ -29,7 +29,7 @@ class Settings:
     """Settings of maximum a posteriori."""
 
     learning_rate: Positive = 1e-3
-    """Step size of the optimiser."""
+    """Step size of the optimiser, above 0."""
     optimizer: optimizers.Name = "adam"
     """adam, amsgrad, or sgd with Nesterov momentum 0.9."""
 

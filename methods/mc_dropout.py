@@ -19,8 +19,10 @@ from bench import optimizers
 from bench.contract import Batch, Method, Noise, Prediction, Problem
 from bench.divergence import log_prob
 from bench.energy import likelihood_term
-from bench.networks import dropout_masks
+from bench.errors import UsageError
+from bench.networks import Dropout, dropout_masks
 from bench.settings import Count, Positive, Share, settings
+from bench.weights import channels_last
 
 NAMES: dict[str, dict[str, object]] = {"mc_dropout": {}}
 
@@ -30,13 +32,13 @@ class Settings:
     """Settings of Monte Carlo dropout."""
 
     learning_rate: Positive = 1e-3
-    """Step size of the optimiser."""
+    """Step size of the optimiser, above 0."""
     optimizer: optimizers.Name = "adam"
     """adam, amsgrad, or sgd with Nesterov momentum 0.9."""
     train_samples: Count = 1
-    """Masks per example and training step."""
+    """Masks per example and training step, at least 1."""
     rate: Share = 0.5
-    """Probability that a unit is dropped."""
+    """Probability that a unit is dropped, a fraction from 0 to below 1."""
 
 
 class MCDropout(Method):
@@ -50,6 +52,8 @@ class MCDropout(Method):
     def __init__(self, problem: Problem, settings: Settings, start: MCDropout | None = None) -> None:
         super().__init__(problem, settings, start)
         self.network = problem.network(dropout=settings.rate)
+        if settings.rate > 0 and not any(isinstance(m, Dropout) for m in self.network.modules()):
+            raise UsageError("mc_dropout needs a network with bench.networks.Dropout; this task's has none")
         if start is not None:
             self.load_state_dict(start.state_dict())
 
@@ -64,7 +68,7 @@ class MCDropout(Method):
 
     def _outputs(self, inputs: Tensor, seeds: Tensor, shared: bool) -> Tensor:
         if inputs.ndim == 4:
-            inputs = inputs.contiguous(memory_format=torch.channels_last)
+            inputs = channels_last(inputs)
         outputs = []
         for seed in seeds.tolist():
             generator = torch.Generator(inputs.device).manual_seed(seed)

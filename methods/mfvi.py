@@ -18,6 +18,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Independent
 from torch.nn.functional import softplus
 
 from bench import optimizers, priors
@@ -26,7 +27,7 @@ from bench.divergence import log_prob, weight_divergence
 from bench.energy import likelihood_term
 from bench.priors import normal_tensor
 from bench.settings import Count, NonNegative, Positive, Whole, settings
-from bench.weights import forward, sampled_outputs
+from bench.weights import forward, reparametrise, sampled_outputs
 
 NAMES: dict[str, dict[str, object]] = {"mfvi": {}}
 
@@ -36,19 +37,19 @@ class Settings:
     """Settings of mean-field variational inference."""
 
     learning_rate: Positive = 1e-3
-    """Step size of the optimiser."""
+    """Step size of the optimiser, above 0."""
     optimizer: optimizers.Name = "adam"
     """adam, amsgrad, or sgd with Nesterov momentum 0.9."""
     train_samples: Count = 1
-    """Weight samples per training step."""
+    """Weight samples per training step, at least 1."""
     initial_rho: float = -3.0
     """Start of rho for every weight; sigma = softplus(rho), so -3 is a standard deviation of 0.049."""
     pretrain_epochs: Whole = 0
-    """Tweak: epochs that train the means by NLL alone, before the first fit of a run and on top of its budget."""
+    """Tweak: epochs of the means by NLL alone, before a run's first fit, on top of its budget; 0 or more."""
     kl_weight: NonNegative = 1.0
-    """Tweak: constant factor of the KL; 0 trains the likelihood only."""
+    """Tweak: constant factor of the KL, 0 or more; 0 trains the likelihood only."""
     kl_annealing_epochs: Whole = 0
-    """Tweak: epochs over which the factor of the KL grows linearly from 0 to kl_weight."""
+    """Tweak: epochs, 0 or more, over which the factor of the KL grows linearly from 0 to kl_weight."""
     prior: Literal["task", "tight", "scale_mixture"] = "task"
     """Tweak: the first prior: the task's, N(0, 1/D) per tensor, or a scale mixture of two normals."""
     prior_mean_follows: bool = False
@@ -88,11 +89,8 @@ class MFVI(Method):
         """Factor of the KL in the present epoch."""
         if self.pretraining:
             return 0.0
-        epoch = self.epoch - self.extra_epochs
-        ramp = (
-            min(1.0, epoch / self.settings.kl_annealing_epochs) if self.settings.kl_annealing_epochs else 1.0
-        )
-        return self.settings.kl_weight * ramp
+        epoch, ramp = self.epoch - self.extra_epochs, self.settings.kl_annealing_epochs
+        return self.settings.kl_weight * (epoch / ramp if epoch < ramp else 1.0)
 
     def make_prior(self, parameters: Mapping[str, Tensor]) -> WeightDistribution:
         """The task's prior, unless this is the run's first fit and the settings name another."""
@@ -104,30 +102,26 @@ class MFVI(Method):
 
     # ---- the distribution
 
-    def posterior(self) -> WeightDistribution:
+    def posterior(self) -> dict[str, Independent]:
         """The independent normals, with gradients to means and rhos."""
         means = self.network.named_parameters()
         return {name: normal_tensor(m, softplus(r)) for (name, m), r in zip(means, self.rho, strict=True)}
 
     def draw_noise(self, num_samples: int, generator: torch.Generator) -> Noise:
         """Standard normal noise `[S, *shape]` per tensor; none while the means are pretrained."""
-        if self.pretraining:
-            return {}
+        return {} if self.pretraining else self._noise(num_samples, generator)
+
+    def _noise(self, num_samples: int, generator: torch.Generator) -> Noise:
         return {
-            name: torch.randn(num_samples, *m.shape, generator=generator, device=m.device)
+            name: torch.randn(num_samples, *m.shape, generator=generator, device=m.device, dtype=m.dtype)
             for name, m in self.network.named_parameters()
         }
 
     def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Draws from the posterior, stacked `[S, *shape]`."""
         with torch.no_grad():
-            posterior = self.posterior()
-            return {
-                name: torch.randn(num_samples, *q.event_shape, generator=generator, device=q.mean.device)
-                .mul_(q.stddev)
-                .add_(q.mean)
-                for name, q in posterior.items()
-            }
+            noise = self._noise(num_samples, generator)
+            return {name: q.mean + q.base_dist.scale * noise[name] for name, q in self.posterior().items()}
 
     def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
         """Log density of stacked weights, `[S]`, in nats."""
@@ -158,7 +152,9 @@ class MFVI(Method):
         """Expected negative log likelihood and KL(q || prior), in nats (eq. 4.4)."""
         posterior = self.posterior()
         if noise:
-            weights = {name: torch.addcmul(q.mean, q.stddev, noise[name]) for name, q in posterior.items()}
+            weights = {
+                name: reparametrise(q.mean, q.base_dist.scale, noise[name]) for name, q in posterior.items()
+            }
         else:
             weights = {name: q.mean[None] for name, q in posterior.items()}
         outputs = forward(self.network, weights, batch.inputs)

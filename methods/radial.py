@@ -26,11 +26,11 @@ from torch.nn.functional import softplus
 
 from bench import optimizers, priors
 from bench.contract import Batch, Method, Noise, Prediction, Prior, Problem, WeightDistribution
-from bench.divergence import divergence, log_prob
+from bench.divergence import divergence, location_scale_divergence, log_prob
 from bench.energy import likelihood_term
 from bench.priors import normal_tensor
 from bench.settings import Count, NonNegative, Positive, Whole, settings
-from bench.weights import forward, sampled_outputs
+from bench.weights import forward, reparametrise, sampled_outputs
 
 NAMES: dict[str, dict[str, object]] = {"radial": {}}
 
@@ -111,16 +111,20 @@ class RadialNormal(Distribution):
             - self.scale.log().sum()
         )
 
-    def entropy(self) -> Tensor:
-        """Exact entropy, a scalar, in nats (B.24 with the constant that B.23 prints wrong)."""
-        constant = (
+    @property
+    def noise_entropy(self) -> float:
+        """Entropy of e * r, in nats."""
+        return (
             0.5 * LOG_TWO_PI
             + 0.5
             - math.log(2)
             + log_sphere(self.dimension)
             + (self.dimension - 1) * MEAN_LOG_RADIUS
         )
-        return self.scale.log().sum() + constant
+
+    def entropy(self) -> Tensor:
+        """Exact entropy, a scalar, in nats (B.24 with the constant that B.23 prints wrong)."""
+        return self.scale.log().sum() + self.noise_entropy
 
 
 def radial_noise(
@@ -133,7 +137,7 @@ def radial_noise(
     kind: dict[str, Any] = {"generator": generator, "device": like.device, "dtype": like.dtype}
     noise = torch.randn(num_samples, *like.shape, **kind)
     radius = torch.randn(num_samples, **kind)
-    norm = noise.flatten(1).norm(dim=1) if exact_norm else math.sqrt(like.numel())
+    norm = noise.view(num_samples, like.numel()).norm(dim=1) if exact_norm else math.sqrt(like.numel())
     return noise.mul_((radius / norm).view(-1, *[1] * like.ndim))
 
 
@@ -141,9 +145,7 @@ def radial_noise(
 def _kl_radial_normal(q: RadialNormal, p: Independent) -> Tensor:
     if type(p.base_dist) is not Normal or p.event_shape != q.event_shape:
         raise NotImplementedError
-    loc, scale = p.base_dist.loc, p.base_dist.scale
-    squares = ((q.loc - loc).square() + q.scale.square() / q.dimension) / scale.square()
-    return 0.5 * (squares.sum() + q.dimension * LOG_TWO_PI) + scale.log().sum() - q.entropy()
+    return location_scale_divergence(q.loc, q.scale, 1 / q.dimension, q.noise_entropy, p.base_dist)
 
 
 # --------------------------------------------------------------------- the divergence to a radial prior
@@ -158,17 +160,20 @@ def mean_log_radius(a: Tensor, b: Tensor, c: Tensor, points: int = 400) -> Tenso
     a, b, c = a.double(), b.double(), c.double()
     with torch.no_grad():
         centre = -b / c
-        # At x = 0 the singularity reaches the real line: keep it a hair away, far below rounding of the value.
+        # At x = 0 the singularity reaches the real line: keep it a hair away, below rounding of the value.
         height = ((a * c - b.square()).clamp(min=0).sqrt() / c).clamp(min=1e-9)
         low, high = (torch.asinh((edge - centre) / height) for edge in (-9.0, 9.0))
         steps = torch.linspace(0, 1, points, dtype=torch.float64, device=a.device)
         t = low[..., None] + (high - low)[..., None] * steps
-        r = centre[..., None] + height[..., None] * t.sinh()
+        offset = height[..., None] * t.sinh()
+        r = centre[..., None] + offset
         density = torch.exp(-0.5 * r.square() - 0.5 * LOG_TWO_PI) * height[..., None] * t.cosh()
         weights = density / density.sum(-1, keepdim=True)
         floor = (1e-9 * c).square() / c
-    a, b, c = a[..., None], b[..., None], c[..., None]
-    return (weights * 0.5 * (a + 2 * r * b + r.square() * c + floor[..., None]).log()).sum(-1)
+    # c (r + b/c)^2 + (a - b^2/c): the integrand's argument as a sum that rounding cannot turn negative.
+    along = offset + (centre + b / c)[..., None]
+    across = (a - b.square() / c).clamp(min=0) + floor
+    return (weights * 0.5 * (along.square() * c[..., None] + across[..., None]).log()).sum(-1)
 
 
 def radial_divergence(q: RadialNormal, p: RadialNormal, noise: Tensor) -> Tensor:
@@ -181,7 +186,7 @@ def radial_divergence(q: RadialNormal, p: RadialNormal, noise: Tensor) -> Tensor
     """
     shift = ((q.loc - p.loc) / p.scale).flatten()
     ratio = (q.scale / p.scale).flatten()
-    noise = noise.flatten(1)
+    noise = noise.reshape(len(noise), -1)
     direction = ratio * (noise / noise.norm(dim=1, keepdim=True))  # [S, D]
     square = shift.square().sum()
     log_radius = mean_log_radius(square.expand(len(noise)), direction @ shift, direction.square().sum(1))
@@ -204,23 +209,23 @@ class Settings:
     """Settings of the radial posterior."""
 
     learning_rate: Positive = 1e-3
-    """Step size of the optimiser."""
+    """Step size of the optimiser, above 0."""
     optimizer: optimizers.Name = "adam"
     """adam, amsgrad, or sgd with Nesterov momentum 0.9."""
     train_samples: Count = 1
-    """Weight samples per training step."""
+    """Weight samples per training step, at least 1."""
     initial_rho: float = -4.0
     """Start of rho, scale = softplus(rho); the standard deviation of a weight is scale / sqrt(D)."""
     initial_rho_std: NonNegative = 0.0
-    """Standard deviation of the start of rho over the weights; the published code has 0.5."""
+    """Standard deviation of the start of rho over the weights, 0 or more; the published code has 0.5."""
     pretrain_epochs: Whole = 0
-    """Tweak: epochs that train the means by NLL alone, before the first fit of a run and on top of its budget."""
+    """Tweak: epochs of the means by NLL alone, before a run's first fit, on top of its budget; 0 or more."""
     kl_weight: NonNegative = 1.0
-    """Tweak: constant factor of the KL."""
+    """Tweak: constant factor of the KL, 0 or more."""
     norm: Literal["exact", "sqrt_dimension"] = "exact"
     """Norm of the noise in the draws: its own, or the approximation sqrt(D) of section 4.2."""
     sequential_prior: Literal["radial", "normal"] = "radial"
-    """Form of the posterior as the next prior: the radial density, or the normal of equal mean and variance."""
+    """Form of the posterior as next prior: the radial density, or the normal of equal mean and variance."""
 
 
 class Radial(Method):
@@ -267,10 +272,8 @@ class Radial(Method):
         }
 
     def draw_noise(self, num_samples: int, generator: torch.Generator) -> Noise:
-        """E * r, `[S, *shape]` per tensor; none while the means are pretrained."""
-        if self.pretraining:
-            return {}
-        return self._noise(num_samples, generator)
+        """Directions times radii, e * r, `[S, *shape]` per tensor; none while the means are pretrained."""
+        return {} if self.pretraining else self._noise(num_samples, generator)
 
     def _noise(self, num_samples: int, generator: torch.Generator) -> Noise:
         exact = self.settings.norm == "exact"
@@ -312,7 +315,7 @@ class Radial(Method):
         """Expected negative log likelihood and KL(q || prior), in nats."""
         posterior = self.posterior()
         if noise:
-            weights = {name: torch.addcmul(q.loc, q.scale, noise[name]) for name, q in posterior.items()}
+            weights = {name: reparametrise(q.loc, q.scale, noise[name]) for name, q in posterior.items()}
         else:
             weights = {name: q.loc[None] for name, q in posterior.items()}
         outputs = forward(self.network, weights, batch.inputs)
@@ -331,10 +334,10 @@ class Radial(Method):
         terms = []
         for name, q in posterior.items():
             p = prior[name]
-            is_radial = isinstance(p, RadialNormal)
-            terms.append(
-                radial_divergence(q, p, noise[name]) if is_radial else divergence(q, p, weights[name])
-            )
+            if isinstance(p, RadialNormal):
+                terms.append(radial_divergence(q, p, noise[name]))
+            else:
+                terms.append(divergence(q, p, weights[name]))
         return torch.stack(terms).sum()
 
     def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:

@@ -52,13 +52,13 @@ class Settings:
     order: Literal["sequential", "joint"] = "sequential"
     """sequential is the task; joint trains on all classes at once, the upper bound."""
     hidden: Count = 256
-    """Units in each of the two hidden layers."""
+    """Units in each of the two hidden layers, at least 1."""
     epochs: Count = 10
-    """Epochs per step."""
+    """Epochs per step, at least 1."""
     batch_size: Count | None = 128
-    """Examples per training step; null is full batch."""
+    """Examples per training step, at least 1; null is full batch."""
     test_samples: Count = 100
-    """Weight samples S per prediction."""
+    """Weight samples S per prediction, at least 1."""
 
 
 class SplitMNIST(Task):

@@ -1,0 +1,299 @@
+"""Time of one ELBO training step, against the deterministic floor and against bayesian-torch.
+
+    python benchmarks/elbo_step.py [--rounds 50] [--json FILE] [--check]
+
+A step is zero grad, noise, forward, KL to N(0, 1), backward and an Adam step; one thread, fixed seeds. The
+contenders take turns of 30 ms in every round, so that another program's load falls on all of them; a time is
+the median over the rounds, a ratio the median of the rounds' ratios. Times are the process's own, which on an
+idle machine is what passes. All use the fused Adam, which is no part of any of them.
+
+    mfvi, radial    this project's methods, through `training_step`
+    floor           the plain network, forward and backward of the cross-entropy on S * B examples
+    bayesian-torch  its reparametrisation layers, one forward pass per sample, as in its examples: every layer
+                    returns its KL with its output
+
+The second table is what Lightning's Trainer costs: a fit by `bench.engine.Engine` against a bare loop over
+the same method and batches.
+
+Shapes: S weight samples, B examples.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from bayesian_torch.layers import Conv2dReparameterization, LinearReparameterization
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import TensorDataset
+
+from bench import networks, optimizers, priors
+from bench.contract import Batch, Budget, Method, Problem
+from bench.engine import Engine, batches
+from bench.likelihoods import Categorical
+from bench.methods.mfvi import MFVI
+from bench.methods.radial import Radial
+
+Step = Callable[[], None]
+
+NUM_TRAIN = 60_000
+NETWORKS = {
+    "MLP 784-400-400-10": (partial(networks.mlp, 784, 10, (400, 400)), 128),
+    "LeNet": (networks.lenet, 64),
+}
+SAMPLES = (1, 8)
+WARM_UP_STEPS = 3
+SECONDS_PER_TURN = 0.03
+LARGEST_RATIO_TO_PEER = 0.90
+LARGEST_RATIO_TO_FLOOR = {"LeNet": 1.1}
+
+
+# ----------------------------------------------------------------------------------------------- contenders
+
+
+class BayesianTorch(nn.Module):
+    """The network with every layer replaced by bayesian-torch's; gives the outputs and the sum of the KLs."""
+
+    def __init__(self, network: nn.Sequential) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(map(self._layer, network))
+
+    @staticmethod
+    def _layer(layer: nn.Module) -> nn.Module:
+        if isinstance(layer, nn.Linear):
+            return LinearReparameterization(layer.in_features, layer.out_features)
+        if isinstance(layer, nn.Conv2d):
+            return Conv2dReparameterization(layer.in_channels, layer.out_channels, layer.kernel_size)
+        return layer
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Outputs `[B, C]` and KL under one draw of the weights."""
+        hidden, total = inputs, inputs.new_zeros(())
+        for layer in self.layers:
+            hidden = layer(hidden)
+            if isinstance(hidden, tuple):
+                hidden, kl = hidden
+                total = total + kl
+        return hidden, total
+
+
+def problem_of(network: Callable[..., nn.Module], batch: Batch) -> Problem:
+    data = TensorDataset(batch.inputs, batch.targets)
+    return Problem(network, Categorical(), priors.normal(), data, None, NUM_TRAIN)
+
+
+def our_step(method: Method, batch: Batch) -> Step:
+    optimizer = method.configure_optimizers()
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        method.training_step(batch, 0)["loss"].backward()
+        optimizer.step()
+
+    return step
+
+
+def floor_step(network: nn.Module, batch: Batch, samples: int) -> Step:
+    optimizer = optimizers.make(network.parameters(), "adam", 1e-3)
+    inputs = batch.inputs.repeat(samples, *[1] * (batch.inputs.ndim - 1))
+    targets = batch.targets.repeat(samples)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        cross_entropy(network(inputs), targets).backward()
+        optimizer.step()
+
+    return step
+
+
+def peer_step(network: nn.Sequential, batch: Batch, samples: int) -> Step:
+    # Equal work, other numbers: its KL is the mean over the weights of a tensor where a bound needs the sum,
+    # and for S > 1 its gradient of rho is wrong (checked on 0.5.0 at S = 2 against autograd): every pass
+    # overwrites the noise that the backward pass of the earlier ones still needs.
+    model = BayesianTorch(network)
+    optimizer = optimizers.make(model.parameters(), "adam", 1e-3)
+
+    def step() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        outputs, divergences = zip(*(model(batch.inputs) for _ in range(samples)), strict=True)
+        nll = cross_entropy(torch.cat(outputs), batch.targets.repeat(samples))
+        (nll + torch.stack(divergences).mean() / NUM_TRAIN).backward()
+        optimizer.step()
+
+    return step
+
+
+def contenders(network: Callable[..., nn.Sequential], batch_size: int, samples: int) -> dict[str, Step]:
+    torch.manual_seed(0)
+    batch = Batch(torch.randn(batch_size, 1, 28, 28), torch.randint(10, (batch_size,)))
+    problem = problem_of(network, batch)
+    return {
+        "floor": floor_step(network(), batch, samples),
+        "bayesian-torch": peer_step(network(), batch, samples),
+        "mfvi": our_step(MFVI(problem, MFVI.Settings(train_samples=samples)), batch),
+        "radial": our_step(Radial(problem, Radial.Settings(train_samples=samples)), batch),
+    }
+
+
+# -------------------------------------------------------------------------------------------------- timing
+
+
+def seconds(run: Step, times: int) -> float:
+    began = time.process_time()
+    for _ in range(times):
+        run()
+    return (time.process_time() - began) / times
+
+
+def interleaved(runs: dict[str, Step], rounds: int, turn: float = SECONDS_PER_TURN) -> dict[str, list[float]]:
+    """Seconds per call in every round; each round begins with another contender."""
+    names = list(runs)
+    for run in runs.values():
+        seconds(run, WARM_UP_STEPS)
+    times = {name: max(1, round(turn / seconds(run, 1))) for name, run in runs.items()}
+    measured: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(rounds):
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            measured[name].append(seconds(runs[name], times[name]))
+    return measured
+
+
+def ratio(measured: dict[str, list[float]], name: str, to: str) -> float:
+    """Median over the rounds of one contender's time over another's in the same round."""
+    return statistics.median(a / b for a, b in zip(measured[name], measured[to], strict=True))
+
+
+def step_rows(rounds: int) -> list[dict]:
+    """One row per network, S and method."""
+    rows = []
+    for name, (network, batch_size) in NETWORKS.items():
+        for samples in SAMPLES:
+            measured = interleaved(contenders(network, batch_size, samples), rounds)
+            for method in ("mfvi", "radial"):
+                to_floor, to_peer = (ratio(measured, method, to) for to in ("floor", "bayesian-torch"))
+                missed = to_peer > LARGEST_RATIO_TO_PEER
+                missed |= to_floor > LARGEST_RATIO_TO_FLOOR.get(name, float("inf"))
+                times = {k: statistics.median(measured[k]) for k in (method, "floor", "bayesian-torch")}
+                rows.append(
+                    {
+                        "network": name,
+                        "batch_size": batch_size,
+                        "samples": samples,
+                        "method": method,
+                        "milliseconds": 1000 * times[method],
+                        "floor_milliseconds": 1000 * times["floor"],
+                        "bayesian_torch_milliseconds": 1000 * times["bayesian-torch"],
+                        "ratio_to_floor": to_floor,
+                        "ratio_to_bayesian_torch": to_peer,
+                        "missed": missed,
+                    }
+                )
+    return rows
+
+
+def trainer_rows(rounds: int) -> list[dict]:
+    """Seconds of a fit through the engine and of a bare loop, for fits of 10 and of 100 steps."""
+    torch.manual_seed(0)
+    data = Batch(torch.randn(320, 20), torch.randint(2, (320,)))
+    problem = problem_of(partial(networks.mlp, 20, 2, (50,)), data)
+    rows = []
+    for epochs in (1, 10):
+
+        def by_engine(epochs: int = epochs) -> None:
+            Engine(MFVI, MFVI.Settings(), seed=0).fit(problem, Budget(epochs, 32))
+
+        def by_loop(epochs: int = epochs) -> None:
+            method = MFVI(problem, MFVI.Settings())
+            optimizer = method.configure_optimizers()
+            loader = batches(problem.train, 32, seed=0)
+            for epoch in range(epochs):
+                loader.set_epoch(epoch)
+                for i, batch in enumerate(loader):
+                    optimizer.zero_grad(set_to_none=True)
+                    method.training_step(batch, i)["loss"].backward()
+                    optimizer.step()
+
+        measured = interleaved({"engine": by_engine, "loop": by_loop}, rounds)
+        extra = statistics.median(a - b for a, b in zip(measured["engine"], measured["loop"], strict=True))
+        rows.append(
+            {
+                "steps": 10 * epochs,
+                "engine_milliseconds": 1000 * statistics.median(measured["engine"]),
+                "loop_milliseconds": 1000 * statistics.median(measured["loop"]),
+                "extra_milliseconds": 1000 * extra,
+            }
+        )
+    return rows
+
+
+# ------------------------------------------------------------------------------------------------ the report
+
+
+def processor() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def print_table(rows: list[dict]) -> None:
+    """Prints rows as Markdown, with the keys as header."""
+    print("| " + " | ".join(rows[0]) + " |\n" + "|---" * len(rows[0]) + "|")
+    for row in rows:
+        cells = (f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values())
+        print("| " + " | ".join(cells) + " |")
+
+
+def trainer_cost(rows: list[dict]) -> tuple[float, float]:
+    """Milliseconds per fit and per step, from a short and a long fit."""
+    short, long = rows
+    steps = long["steps"] - short["steps"]
+    per_step = (long["extra_milliseconds"] - short["extra_milliseconds"]) / steps
+    return short["extra_milliseconds"] - short["steps"] * per_step, per_step
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=50, help="interleaved rounds of every comparison")
+    parser.add_argument(
+        "--json",
+        type=Path,
+        help="file for the rows of both tables (the committed one is benchmarks/elbo_step.json)",
+    )
+    parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    steps = step_rows(arguments.rounds)
+    print_table(steps)
+    print()
+    trainer = trainer_rows(arguments.rounds)
+    print_table(trainer)
+    per_fit, per_step = trainer_cost(trainer)
+    print(f"\nThe Trainer costs {per_fit:.1f} ms per fit and {per_step:.2f} ms per step.")
+    if arguments.json:
+        content = {
+            "date": datetime.date.today().isoformat(),
+            "device": processor(),
+            "torch": torch.__version__,
+            "rounds": arguments.rounds,
+            "cases": steps,
+            "trainer": trainer,
+        }
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    return int(arguments.check and any(row["missed"] for row in steps))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

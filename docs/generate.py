@@ -1,0 +1,189 @@
+"""Writes the generated parts of README.md and docs/: every number comes from a committed file.
+
+    python docs/generate.py           write them
+    python docs/generate.py --check   exit 1 if one is not current
+
+A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from bench import figures
+from bench.leaderboard.entries import committed
+from bench.records import Record
+from bench.registry import methods
+from bench.runner import load_scores
+
+ROOT = Path(__file__).parent.parent
+SPEED = ROOT / "benchmarks" / "elbo_step.json"
+
+Group = list[tuple[Path, Record]]
+
+
+def groups(task: str) -> Iterator[tuple[str, str, Group]]:
+    """Committed runs of a task by (task identity, method identity), all seeds together."""
+    runs = [(path, record) for path, record in committed() if record.task.name == task]
+    for key, group in groupby(runs, key=lambda run: (run[1].task.identity, run[1].method.identity)):
+        yield *key, list(group)
+
+
+def interval(values: list[float]) -> str:
+    """Mean with the half width of its 95% t interval over the seeds; no interval below three seeds."""
+    mean = float(np.mean(values))
+    if len(values) < 3:
+        return f"{mean:.4f}"
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return f"{mean:.4f} ± {half:.4f}"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def metric(group: Group, name: str) -> str:
+    """A metric over the seeds of a group."""
+    values = [record.metrics[name] for _, record in group]
+    if any(value is None for value in values):
+        return "-"
+    return interval([value for value in values if value is not None])
+
+
+def milliseconds_per_step(group: Group) -> str:
+    """Wall clock of the fits per training step, over all seeds."""
+    fits = [fit for _, record in group for fit in record.fits]
+    return f"{1000 * sum(fit.seconds for fit in fits) / sum(fit.steps for fit in fits):.1f}"
+
+
+def results(task: str) -> str:
+    """Main metrics of every committed choice of settings of a task."""
+    names = ["average_accuracy", "minimum_learning_accuracy", "forgetting", "average_nll"]
+    rows = []
+    for task_identity, method_identity, group in groups(task):
+        minutes = np.mean([record.seconds for _, record in group]) / 60
+        rows.append(
+            [f"`{method_identity}`", f"`{task_identity}`", str(len(group))]
+            + [metric(group, name) for name in names]
+            + [milliseconds_per_step(group), f"{minutes:.1f}"]
+        )
+    return table(["method", "task", "seeds", *names, "ms per step", "minutes per run"], rows)
+
+
+def matrices(task: str) -> str:
+    """The accuracy matrix of every committed choice of settings, averaged over its seeds, with figures."""
+    parts = []
+    for task_identity, method_identity, group in groups(task):
+        loaded = [load_scores(path) for path, _ in group]
+        mean = np.mean([t.accuracy_matrix(arrays) for t, arrays in loaded], 0)  # type: ignore[attr-defined]
+        worst = np.max([np.tril(t.accuracy_matrix(a), -1).max(initial=0) for t, a in loaded])  # type: ignore[attr-defined]
+        header = ["after step", *(f"pair {s}" for s in range(1, mean.shape[1] + 1))]
+        rows = [[str(t), *(f"{a:.3f}" for a in row)] for t, row in enumerate(mean, 1)]
+        text = f"### `{method_identity}` on `{task_identity}`\n\nMean over {len(group)} seeds."
+        if len(mean) > 1:
+            text += f" Largest A[t, s] with s < t in any seed: {worst:.3f}."
+        parts.append(f"{text}\n\n{table(header, rows)}")
+    return "\n\n".join(parts)
+
+
+def spread_of_draws(task: str) -> str:
+    """How far draws of the methods spread before any training: what a posterior of that width may move."""
+    rows = []
+    for name, rho in (("mfvi", -3.0), ("radial", -4.0)):
+        scale = float(np.log1p(np.exp(rho)))
+        widths = [scale / (np.sqrt(d) if name == "radial" else 1) for d in (200_704, 65_536, 2_560, 256, 10)]
+        rows.append([f"`{name}`", f"{rho:g}", f"{scale:.4f}", *(f"{w:.1e}" for w in widths)])
+    header = ["method", "initial rho", "softplus(rho)"]
+    return table([*header, *(f"D = {d:,}" for d in (200_704, 65_536, 2_560, 256, 10))], rows)
+
+
+def speed() -> str:
+    """The committed measurement of benchmarks/elbo_step.py."""
+    measured = json.loads(SPEED.read_text())
+    rows = [
+        [
+            case["network"],
+            str(case["samples"]),
+            case["method"],
+            f"{case['milliseconds']:.1f}",
+            f"{case['floor_milliseconds']:.1f}",
+            f"{case['bayesian_torch_milliseconds']:.1f}",
+            f"{case['ratio_to_floor']:.2f}",
+            f"{case['ratio_to_bayesian_torch']:.2f}",
+        ]
+        for case in measured["cases"]
+    ]
+    header = ["network", "S", "method", "ms", "floor ms", "bayesian-torch ms", "/ floor", "/ bayesian-torch"]
+    where = f"{measured['date']}, {measured['device']}, one thread, torch {measured['torch']}."
+    return f"{table(header, rows)}\n\n{where}"
+
+
+def method_list() -> str:
+    """All methods."""
+    rows = [
+        [f"`{name}`", entry.cls.approximates, ", ".join(sorted(entry.cls.provides))]
+        for name, entry in methods().items()
+    ]
+    return table(["method", "approximates", "capabilities"], rows)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "methods": method_list,
+    "speed": speed,
+    "spread": lambda: spread_of_draws("split_mnist"),
+    "results split_mnist": lambda: results("split_mnist"),
+    "matrices split_mnist": lambda: matrices("split_mnist"),
+}
+
+
+def page(text: str) -> str:
+    """A page with its generated parts written anew."""
+
+    def part(match: re.Match[str]) -> str:
+        return f"<!-- generated: {match[1]} -->\n{PARTS[match[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- generated: (.+?) -->\n.*?<!-- end -->", part, text, flags=re.DOTALL)
+
+
+def draw() -> None:
+    """Draws the figures of the pages, from the records of seed 0."""
+    for path, record in committed():
+        if record.seed == 0 and record.status == "completed":
+            task, arrays = load_scores(path)
+            charts = task.figures(arrays)
+            name = f"{record.task.identity}-{record.method.identity}"
+            named = {f"{name}-{figure}": chart for figure, chart in charts.items()}
+            figures.save(named, ROOT / "docs" / "figures")
+
+
+def main() -> int:
+    """Writes or checks every page."""
+    stale = []
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        old = path.read_text()
+        new = page(old)
+        if new != old:
+            stale.append(str(path.relative_to(ROOT)))
+            if "--check" not in sys.argv:
+                path.write_text(new)
+    if "--check" not in sys.argv:
+        draw()
+        print("\n".join(f"wrote {name}" for name in stale) or "everything is current")
+        return 0
+    if stale:
+        print(f"not current: {', '.join(stale)}; run python docs/generate.py")
+    return bool(stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

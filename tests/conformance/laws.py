@@ -1,0 +1,658 @@
+"""Laws that every inference method obeys, as plain functions: tests call them, negative controls break them.
+
+Each takes a `Case` and raises AssertionError if the law does not hold. Statistical laws compare a mean with
+its own standard error under fixed seeds; the bound of 4.5 standard errors is passed by chance once in 150,000
+comparisons (normal approximation), that of 5 once in 1.7 million.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conformance import problems
+from torch import Tensor
+from torch.testing import assert_close
+from torch.utils.data import TensorDataset
+
+from bench import contract, likelihoods
+from bench.contract import CAPABILITIES, Batch, Budget, Method, Prediction, Problem
+from bench.divergence import log_prob
+from bench.engine import Engine, TrainerOptions
+from bench.errors import UsageError
+from bench.settings import build
+from bench.weights import forward
+
+BUDGET = Budget(epochs=2, batch_size=8)
+PREDICTIONS = {
+    likelihoods.Categorical: contract.Categorical,
+    likelihoods.Bernoulli: contract.Bernoulli,
+    likelihoods.Gaussian: contract.Gaussian,
+}
+
+
+class StoppedError(Exception):
+    """Stands for whatever ends a run before its time."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with settings and a problem."""
+
+    cls: type[Method]
+    values: dict[str, Any]
+    problem: Problem
+
+    @cached_property
+    def settings(self) -> Any:
+        """The settings that the values stand for."""
+        return build(self.cls.Settings, self.values, "method")
+
+    @property
+    def inputs(self) -> Tensor:
+        """Held-out inputs."""
+        return self.problem.val.tensors[0]
+
+    @property
+    def batch(self) -> Batch:
+        """All training examples."""
+        return Batch(*self.problem.train.tensors)
+
+    def engine(self, seed: int = 0, observer: Callable[..., None] | None = None, **kwargs: Any) -> Engine:
+        """A fresh engine on the CPU."""
+        engine = Engine(self.cls, self.settings, seed, trainer=TrainerOptions(accelerator="cpu"), **kwargs)
+        if observer is not None:
+            engine.observe(observer)
+        return engine
+
+    def fit(self, seed: int = 0, budget: Budget = BUDGET, **kwargs: Any) -> Method:
+        """The method after a short fit."""
+        return self.engine(seed, **kwargs).fit(self.problem, budget)
+
+    def untrained(self, seed: int = 0) -> Method:
+        """The method before training, its parameters moved off their start by N(0, 0.3^2)."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            method = self.cls(self.problem, self.settings)
+            with torch.no_grad():
+                for p in method.parameters():
+                    p += 0.3 * torch.randn_like(p)
+        return method
+
+    def on(self, problem: Problem) -> Case:
+        """The same method on another problem."""
+        return replace(self, problem=problem)
+
+
+# ------------------------------------------------------------------------------------------------ helpers
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def predict(method: Method, inputs: Tensor, num_samples: int = 3, seed: int = 0) -> Prediction:
+    return method.predict(inputs, num_samples, generator(seed))
+
+
+def assert_same_prediction(actual: Prediction, expected: Prediction, exact: bool = False) -> None:
+    tolerance = {"rtol": 0, "atol": 0} if exact else {"rtol": 1e-5, "atol": 1e-5}
+    assert type(actual) is type(expected)
+    for name, value in vars(expected).items():
+        assert_close(vars(actual)[name], value, **tolerance)
+
+
+def differ(a: Prediction, b: Prediction) -> bool:
+    return any(not torch.equal(vars(a)[name], value) for name, value in vars(b).items())
+
+
+def is_deterministic(method: Method, inputs: Tensor) -> bool:
+    return len(first(predict(method, inputs, 3))) == 1
+
+
+def first(prediction: Prediction) -> Tensor:
+    return next(iter(vars(prediction).values()))
+
+
+def log_scores(prediction: Prediction, targets: Tensor) -> Tensor:
+    """Log density of the targets under each sample alone, `[S, B]`."""
+    samples = len(first(prediction))
+    parts = [{name: v[s : s + 1] for name, v in vars(prediction).items()} for s in range(samples)]
+    return torch.stack([type(prediction)(**part).log_score(targets) for part in parts])
+
+
+def assert_mean_is(
+    samples: Tensor, expected: float | Tensor, errors: float = 4.5, slack: float = 1e-5
+) -> None:
+    """The mean over the first axis equals `expected` within `errors` standard errors of the samples."""
+    samples = samples.double()
+    mean, error = samples.mean(0), samples.std(0) / len(samples) ** 0.5
+    away = (mean - expected).abs() - errors * error - slack
+    assert away.max() <= 0, f"mean {mean} with standard error {error} is not {expected}"
+
+
+def optimised(method: Method) -> list[Tensor]:
+    """The parameters that the method's optimisers get."""
+    found = method.configure_optimizers()
+    if isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], list | tuple):
+        found = found[0]
+    if isinstance(found, dict):
+        found = found["optimizer"]
+    optimisers = found if isinstance(found, list | tuple) else [found]
+    optimisers = [o["optimizer"] if isinstance(o, dict) else o for o in optimisers]
+    return [p for o in optimisers for group in o.param_groups for p in group["params"]]
+
+
+def in_double(tensors: Any) -> Any:
+    """Floating point tensors of a batch or of noise in float64."""
+    if isinstance(tensors, dict):
+        return {name: in_double(t) for name, t in tensors.items()}
+    if isinstance(tensors, Batch):
+        return Batch(*(None if t is None else in_double(t) for t in tensors))
+    return tensors.double() if tensors.is_floating_point() else tensors
+
+
+def one_sample(noise: dict[str, Tensor], s: int) -> dict[str, Tensor]:
+    return {name: t[s : s + 1] for name, t in noise.items()}
+
+
+def global_state() -> tuple[Any, ...]:
+    name, keys, *rest = np.random.get_state()
+    return torch.random.get_rng_state().tolist(), (name, keys.tolist(), *rest), random.getstate()
+
+
+def state(method: Method) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in method.state_dict().items()}
+
+
+# -------------------------------------------------------------------------------------------- predictions
+
+
+def predictions_are_valid(case: Case) -> None:
+    """The likelihood's kind of prediction, [S, B, ...], finite, normalised; not one sample repeated."""
+    method = case.fit()
+    for num_samples in (1, 4):
+        prediction = predict(method, case.inputs, num_samples)
+        assert type(prediction) is PREDICTIONS[type(case.problem.likelihood)]
+        samples = 1 if is_deterministic(method, case.inputs) else num_samples
+        for value in vars(prediction).values():
+            assert value.shape[:2] == (samples, len(case.inputs))
+            assert value.isfinite().all()
+            assert not value.requires_grad
+        if isinstance(prediction, contract.Categorical):
+            assert_close(prediction.log_probs.exp().sum(-1), torch.ones(value.shape[:2]))
+        if samples > 1:
+            assert len(first(prediction).unique(dim=0)) > 1, "all samples are the same"
+
+
+def prediction_ignores_its_company(case: Case) -> None:
+    """What is predicted for an input depends neither on the split into batches nor on the order of rows."""
+    method = case.fit()
+    rows = len(case.inputs)
+    whole = predict(method, case.inputs)
+    for sizes in ([1, 4, rows - 5], [1] * rows):
+        parts = [predict(method, part) for part in case.inputs.split(sizes)]
+        joined = {name: torch.cat([vars(p)[name] for p in parts], 1) for name in vars(whole)}
+        assert_same_prediction(type(whole)(**joined), whole)
+    order = torch.randperm(rows, generator=generator(5))
+    shuffled = predict(method, case.inputs[order])
+    expected = type(whole)(**{name: v[:, order] for name, v in vars(whole).items()})
+    assert_same_prediction(shuffled, expected)
+    many = predict(method, case.inputs.repeat(60, *[1] * (case.inputs.ndim - 1)))
+    repeated = {name: v.repeat(1, 60, *[1] * (v.ndim - 2)) for name, v in vars(whole).items()}
+    assert_same_prediction(many, type(whole)(**repeated))
+
+
+def double_precision_is_kept(case: Case) -> None:
+    """A method in float64 on data in float64 draws, trains and predicts in float64."""
+    method = case.untrained().double()
+    batch = in_double(case.batch)
+    for value in vars(predict(method, batch.inputs)).values():
+        assert value.dtype == torch.float64
+    if "loss_terms" in method.provides:
+        for term in method.loss_terms(batch, method.draw_noise(2, generator())):
+            assert term.dtype == torch.float64
+    if "weight_samples" in method.provides:
+        assert all(w.dtype == torch.float64 for w in method.sample_weights(2, generator()).values())
+
+
+def prediction_ignores_the_mode(case: Case) -> None:
+    """Train and eval mode give the same prediction, and predicting changes neither mode."""
+    method = case.fit()
+    method.train()
+    training = predict(method, case.inputs)
+    assert method.training
+    method.eval()
+    assert_same_prediction(predict(method, case.inputs), training, exact=True)
+    assert not method.training
+
+
+def prediction_follows_its_generator(case: Case) -> None:
+    """Equal generators, equal predictions; another one changes those that are not deterministic."""
+    method = case.fit()
+    assert_same_prediction(predict(method, case.inputs), predict(method, case.inputs), exact=True)
+    other = differ(predict(method, case.inputs, seed=1), predict(method, case.inputs))
+    assert other is not is_deterministic(method, case.inputs)
+
+
+def prediction_changes_nothing(case: Case) -> None:
+    """Predicting changes no weight and no global random state."""
+    method = case.fit()
+    weights, before, own = state(method), global_state(), method.generator.get_state()
+    predict(method, case.inputs)
+    assert global_state() == before, "predict drew from a global generator"
+    assert torch.equal(method.generator.get_state(), own), "predict drew from the training generator"
+    for name, value in method.state_dict().items():
+        assert_close(value, weights[name], rtol=0, atol=0, msg=f"predict changed {name}")
+
+
+# --------------------------------------------------------------------------------------------------- loss
+
+
+def gradients_reach_every_parameter(case: Case) -> None:
+    """After one step every trained parameter has a finite gradient that is not zero everywhere."""
+    method = case.untrained()
+    method.training_step(case.batch, 0)["loss"].backward()
+    trained = {id(p) for p in optimised(method)}
+    assert trained, "the optimiser gets no parameter"
+    for name, p in method.named_parameters():
+        assert id(p) in trained or not p.requires_grad, f"no optimiser gets {name}"
+        if id(p) in trained:
+            assert p.grad is not None, f"{name} has no gradient"
+            assert p.grad.isfinite().all(), f"the gradient of {name} is not finite"
+            assert p.grad.any(), f"the gradient of {name} is zero"
+
+
+def sample_gradients_average(case: Case, num_samples: int = 3) -> None:
+    """The S-sample gradient of each loss term is the mean of the S one-sample gradients; so are the terms."""
+    method = case.untrained().double()
+    batch = in_double(case.batch)
+    noise = in_double(method.draw_noise(num_samples, generator()))
+    parameters = [p for p in method.parameters() if p.requires_grad]
+
+    def evaluate(noise: dict[str, Tensor]) -> list[list[Tensor]]:
+        terms = method.loss_terms(batch, noise)
+        kind = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
+        return [[t, *torch.autograd.grad(t, parameters, **kind)] for t in terms]
+
+    together = evaluate(noise)
+    singles = [evaluate(one_sample(noise, s)) for s in range(num_samples)]
+    for term in (0, 1):
+        for i, value in enumerate(together[term]):
+            mean = torch.stack([single[term][i] for single in singles]).mean(0)
+            assert_close(value, mean, rtol=1e-9, atol=1e-9)
+
+
+def batch_size_does_not_matter(case: Case, repetitions: int = 100) -> None:
+    """The mean of the batches' losses, weighted by their rows, is the full batch's loss in expectation.
+
+    With equal noise: methods whose noise does not depend on the rows agree exactly. False alarm: 2e-5.
+    """
+    method = case.untrained()
+    rows = len(case.batch.inputs)
+    sizes = [1, 6, rows - 7]
+    batches = [Batch(*parts) for parts in zip(*(t.split(sizes) for t in case.batch[:2]), strict=True)]
+    differences, full_loss = [], 0.0
+    g = generator()
+    with torch.no_grad():
+        for _ in range(repetitions):
+            noise = method.draw_noise(1, g)
+            full = torch.stack(method.loss_terms(case.batch, noise))
+            parts = [torch.stack(method.loss_terms(b, noise)) * len(b.inputs) / rows for b in batches]
+            differences.append(torch.stack(parts).sum(0) - full)
+            full_loss = full.abs().sum().item()
+    assert_mean_is(torch.stack(differences), 0.0, slack=1e-5 * (1 + full_loss))
+
+
+def one_row_is_a_batch(case: Case) -> None:
+    """A batch of one row has a finite loss that trains the network, and a prediction."""
+    method = case.untrained()
+    batch = Batch(*(t[:1] for t in case.batch[:2]))
+    likelihood_term, prior_term = method.loss_terms(batch, method.draw_noise(1, generator()))
+    assert likelihood_term.isfinite()
+    assert prior_term.isfinite()
+    likelihood_term.backward()
+    assert any(p.grad is not None and p.grad.any() for p in method.parameters()), "the row trains nothing"
+    fitted = case.fit()
+    assert first(predict(fitted, case.inputs[:1])).shape[1] == 1
+
+
+def weights_count_examples(case: Case, weight: int, repetitions: int = 200) -> None:
+    """An example of weight 2 is the example twice, one of weight 0 is absent, in expectation over the noise.
+
+    Exact where the noise does not depend on the rows. False alarm: 7e-6.
+    """
+    rows = torch.arange(len(case.batch.inputs))
+    changed = rows < 10
+    weights = torch.where(changed, float(weight), 1.0)
+    weighted = case.on(problems.with_rows(case.problem, rows, weights))
+    counted = case.on(problems.with_rows(case.problem, rows.repeat_interleave(weights.long())))
+    a, b = weighted.untrained(), counted.untrained()
+    g, differences, size = generator(), [], 0.0
+    with torch.no_grad():
+        for _ in range(repetitions):
+            noise = a.draw_noise(1, g)
+            expected = torch.stack(b.loss_terms(counted.batch, noise))
+            differences.append(torch.stack(a.loss_terms(weighted.batch, noise)) - expected)
+            size = expected.abs().sum().item()
+    assert_mean_is(torch.stack(differences), 0.0, slack=1e-5 * (1 + size))
+
+
+def weights_reach_training(case: Case) -> None:
+    """Weights of the data set reach the loss: with all of them zero there is no likelihood left."""
+    rows = torch.arange(len(case.batch.inputs))
+    method = case.on(problems.with_rows(case.problem, rows, torch.zeros(len(rows)))).fit()
+    assert [row["likelihood_term"] for row in method.history] == [0.0] * len(method.history)
+
+
+def likelihood_term_is_of_the_predictions(case: Case, samples: int = 400) -> None:
+    """The likelihood term is -log p(targets) under the predictive samples, in the mean. False alarm: 7e-6."""
+    method = case.untrained()
+    g = generator(7)
+    with torch.no_grad():
+        terms = [method.loss_terms(case.batch, method.draw_noise(1, g))[0] for _ in range(samples)]
+    scores = -log_scores(predict(method, case.batch.inputs, samples), case.batch.targets).sum(1)
+    if len(scores) == 1:
+        scores = scores.expand(samples)
+    assert_mean_is(torch.stack(terms) - scores, 0.0, slack=1e-4 * scores.mean().abs().item())
+
+
+def prior_term_is_the_divergence(case: Case, samples: int = 400) -> None:
+    """The prior term is E_q[log q(w) - log prior(w)] over draws of the weights. False alarm: 7e-6."""
+    method = case.untrained()
+    g = generator(8)
+    draws = method.sample_weights(samples, g)
+    with torch.no_grad():
+        ratios = method.log_prob(draws) - log_prob(method.prior, draws)
+        terms = [method.loss_terms(case.batch, method.draw_noise(1, g))[1] for _ in range(samples)]
+    terms = torch.stack(terms)
+    assert_mean_is(ratios - terms, 0.0, slack=1e-4 * terms.mean().abs().item())
+
+
+# ----------------------------------------------------------------------------------------------- training
+
+
+def training_fits_the_data(case: Case) -> None:
+    """After sixty epochs the training data are predicted better than after one."""
+    nlls = []
+    for epochs in (1, 60):
+        prediction = predict(case.fit(budget=Budget(epochs, 8)), case.batch.inputs, 50)
+        nlls.append(-prediction.log_score(case.batch.targets).mean().item())
+    assert nlls[1] < nlls[0], f"NLL from {nlls[0]} to {nlls[1]}"
+
+
+def history_tells_the_terms(case: Case) -> None:
+    """Each epoch leaves loss, likelihood term and prior term; loss = likelihood + prior weight * prior."""
+    method = case.fit(budget=Budget(3, 8))
+    assert [row["epoch"] for row in method.history] == list(range(1, 4 + method.extra_epochs))
+    for row in method.history[method.extra_epochs :]:
+        expected = row["likelihood_term"] + method.prior_weight * row["prior_term"]
+        assert row["loss"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        assert row["prior_term"] != 0
+        assert row["likelihood_term"] != 0
+
+
+def seed_decides(case: Case) -> None:
+    """Equal seeds give equal predictions bit by bit, whatever the global state; another seed gives others."""
+    budget = Budget(2)  # full batch: the order of the data must not be all that the seed decides
+    once = predict(case.fit(seed=3, budget=budget), case.inputs)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(99)
+        again = predict(case.fit(seed=3, budget=budget), case.inputs)
+    assert_same_prediction(again, once, exact=True)
+    assert differ(predict(case.fit(seed=4, budget=budget), case.inputs), once)
+
+
+def fit_leaves_global_state(case: Case) -> None:
+    """A whole fit and the engine's prediction leave the global random states as they were."""
+    before = global_state()
+    engine = case.engine()
+    method = engine.fit(case.problem, BUDGET)
+    engine.predict(method, case.inputs, 2)
+    assert global_state() == before
+
+
+def fit_leaves_the_problem(case: Case) -> None:
+    """A fit changes neither the data nor the likelihood that the task posed."""
+    problem = copy.deepcopy(case.problem)
+    case.fit()
+    for a, b in zip(problem.train.tensors, case.problem.train.tensors, strict=True):
+        assert torch.equal(a, b)
+    for name, value in problem.likelihood.state_dict().items():
+        assert torch.equal(value, case.problem.likelihood.state_dict()[name])
+
+
+def finished_fit_is_found_again(case: Case, folder: Path) -> None:
+    """A second engine on the same folder gives equal predictions without training."""
+    fitted = case.fit(checkpoints=folder)
+    expected = predict(fitted, case.inputs)
+    files = list(folder.iterdir())
+    assert [f.suffix for f in files] == [".ckpt"]
+    torch.load(files[0], weights_only=True)
+
+    class NotAgain(case.cls):
+        def training_step(self, batch: Batch, batch_idx: int) -> Any:
+            raise AssertionError("trained again")
+
+        def finish_fit(self, loader: Any) -> None:
+            raise AssertionError("finished again")
+
+    found = replace(case, cls=NotAgain).fit(checkpoints=folder)
+    assert_same_prediction(predict(found, case.inputs), expected, exact=True)
+    assert found.history == fitted.history
+    assert found.epoch == fitted.epoch
+
+
+def stopped_fit_goes_on(case: Case, folder: Path, patience: int | None) -> None:
+    """A fit that was stopped half-way and started again ends with the same numbers, bit by bit."""
+    budget, stop_at = Budget(5, 8), 3
+    if patience is not None:  # stop between the best epoch and the end, where patience is being counted
+        case, budget = contradicted(case), Budget(200, 8, patience)
+    expected = case.fit(budget=budget)
+    if patience is not None:
+        stop_at = len(expected.history) - 1
+        assert stop_at < 199
+
+    def stop(event: str, values: dict[str, Any]) -> None:
+        if event == "epoch" and values["epoch"] == stop_at:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        case.fit(budget=budget, checkpoints=folder, checkpoint_seconds=0, observer=stop)
+    assert [f.suffix for f in folder.iterdir()] == [".partial"]
+    torch.load(next(folder.iterdir()), weights_only=True)
+    seen = []
+    resumed = case.fit(
+        budget=budget, checkpoints=folder, observer=lambda event, values: seen.append(values.get("epoch"))
+    )
+    assert seen == list(range(stop_at, 1 + len(expected.history))), "the epochs trained after the stop"
+    assert resumed.history == expected.history
+    assert_same_prediction(predict(resumed, case.inputs), predict(expected, case.inputs), exact=True)
+    for name, value in expected.state_dict().items():
+        assert_close(resumed.state_dict()[name], value, rtol=0, atol=0)
+    assert torch.equal(resumed.generator.get_state(), expected.generator.get_state())
+    assert [f.suffix for f in folder.iterdir()] == [".ckpt"]
+
+
+def contradicted(case: Case) -> Case:
+    """The case with fast training and validation labels that contradict the training labels."""
+    inputs, targets = case.problem.train.tensors
+    wrong = targets.roll(7, 0) if targets.is_floating_point() else (targets + 1) % 3
+    values = dict(case.values)
+    if "learning_rate" in {f.name for f in fields(case.cls.Settings)}:
+        values["learning_rate"] = 0.02
+    return replace(case, values=values).on(replace(case.problem, val=TensorDataset(inputs, wrong)))
+
+
+def patience_keeps_the_best_epoch(case: Case, patience: int = 3) -> None:
+    """With labels that contradict what is learned, training stops early and keeps the best epoch."""
+    case = contradicted(case)
+    inputs, wrong = case.problem.val.tensors
+    method = case.fit(budget=Budget(300, None, patience))
+    nlls = [row["val_nll"] for row in method.history]
+    best = int(np.argmin(nlls))
+    assert len(nlls) == best + 1 + patience, f"best of {len(nlls)} epochs is {best + 1}"
+    prediction = method.predict(inputs, method.validation_samples, generator(0))
+    kept = -prediction.log_score(wrong).mean().item()
+    assert kept == pytest.approx(nlls[best], rel=1e-6)
+    assert kept < nlls[-1]
+
+
+# ----------------------------------------------------------------------------------------------- settings
+
+
+def settings_survive_json(case: Case) -> None:
+    """Settings to dictionary to JSON to settings are equal, off the defaults too."""
+    for values in ({}, {"learning_rate": 0.0123}):
+        names = {f.name for f in fields(case.cls.Settings)}
+        chosen = build(
+            case.cls.Settings, {**case.values, **{k: v for k, v in values.items() if k in names}}, "method"
+        )
+        again = build(case.cls.Settings, json.loads(json.dumps(asdict(chosen))), "method")
+        assert again == chosen
+
+
+def bad_settings_are_refused(case: Case) -> None:
+    """A wrong value and an unknown name raise UsageError, one line that names the flag."""
+    for name in [f.name for f in fields(case.cls.Settings)] + ["no_such_setting"]:
+        with pytest.raises(UsageError, match=f"--method.{name} ") as info:
+            build(case.cls.Settings, {**case.values, name: "nonsense"}, "method")
+        assert "\n" not in str(info.value)
+        assert "nonsense" in str(info.value)
+
+
+# ------------------------------------------------------------------------------------------- capabilities
+
+
+def undeclared_capabilities_raise(case: Case) -> None:
+    """What a method does not declare raises AttributeError, and it declares only what exists."""
+    assert case.cls.provides <= CAPABILITIES.keys()
+    method = case.untrained()
+    calls = {
+        "weight_samples": lambda: method.sample_weights(1, generator()),
+        "density": lambda: method.log_prob({name: p[None] for name, p in method.network.named_parameters()}),
+        "moments": method.moments,
+        "sequential": method.as_prior,
+        "loss_terms": lambda: method.loss_terms(case.batch, {}),
+    }
+    assert calls.keys() | {"weighted"} == CAPABILITIES.keys()
+    for name in calls.keys() - case.cls.provides:
+        with pytest.raises(AttributeError, match=case.cls.__name__):
+            calls[name]()
+
+
+def weight_samples_have_shape(case: Case) -> None:
+    """Draws are stacked over the parameters, finite, free of gradients, and follow the generator."""
+    method = case.fit()
+    shapes = {name: p.shape for name, p in method.prior_parameters().items()}
+    draws = method.sample_weights(4, generator())
+    assert {name: w.shape for name, w in draws.items()} == {name: (4, *s) for name, s in shapes.items()}
+    again, other = method.sample_weights(4, generator()), method.sample_weights(4, generator(1))
+    for name, w in draws.items():
+        assert w.isfinite().all()
+        assert not w.requires_grad
+        assert torch.equal(w, again[name])
+        assert not torch.equal(w, other[name])
+        assert not torch.equal(w[0], w[1])
+
+
+def predictions_are_of_the_weight_samples(case: Case, samples: int = 600) -> None:
+    """Predicting is running the network under drawn weights: first and second moments of what it says agree.
+
+    False alarm: two comparisons of two samples per output, about 36 x 2 x 7e-6 = 5e-4.
+    """
+    method = case.untrained()
+    one = first(predict(method, case.inputs, samples, seed=1)).double()
+    draws = method.sample_weights(samples, generator(2))
+    with torch.no_grad():
+        two = first(method.likelihood.predict(forward(method.network, draws, case.inputs))).double()
+    centre = two.mean(0)
+    for power in (1, 2):
+        a, b = (one - centre) ** power, (two - centre) ** power
+        error = ((a.var(0) + b.var(0)) / samples).sqrt()
+        assert ((a.mean(0) - b.mean(0)).abs() <= 4.5 * error + 1e-6).all(), f"moment {power}"
+
+
+def density_integrates_to_one(case: Case) -> None:
+    """On a network of two weights the density, summed over a fine grid, is 1 and has the samples' moments.
+
+    False alarm of the moments: 4 x 7e-6.
+    """
+    method = case.on(problems.straight_line()).untrained()
+    draws = torch.cat([w.flatten(1) for w in method.sample_weights(20000, generator()).values()], 1).double()
+    mean, std = draws.mean(0), draws.std(0)
+    steps = torch.linspace(-8, 8, 401, dtype=torch.float64)
+    grid = mean + std * torch.cartesian_prod(steps, steps)
+    names = [(name, p.shape) for name, p in method.prior_parameters().items()]
+    weights = {n: grid[:, i].reshape(-1, *shape).float() for i, (n, shape) in enumerate(names)}
+    with torch.no_grad():
+        density = method.log_prob(weights).double().exp()
+    cell = (std * (steps[1] - steps[0])).prod()
+    assert (density.sum() * cell).item() == pytest.approx(1, abs=1e-3)
+    share = density / density.sum()
+    for power in (1, 2):
+        assert_mean_is((draws - mean) ** power, (share[:, None] * (grid - mean) ** power).sum(0), slack=1e-3)
+
+
+def density_fits_the_samples(case: Case, samples: int = 2000) -> None:
+    """Stein: E_q[(w - c) . grad log q(w)] = -d for any c. False alarm: 7e-6."""
+    method = case.untrained()
+    draws = method.sample_weights(samples, generator(3))
+    leaves = {name: w.requires_grad_() for name, w in draws.items()}
+    values = method.log_prob(leaves)
+    assert values.shape == (samples,)
+    assert values.isfinite().all()
+    scores = torch.autograd.grad(values.sum(), list(leaves.values()))
+    centre = [p.detach() for p in method.prior_parameters().values()]
+    parts = [
+        ((w.detach() - c) * s).flatten(1).double().sum(1)
+        for w, c, s in zip(leaves.values(), centre, scores, strict=True)
+    ]
+    weights = sum(c.numel() for c in centre)
+    assert_mean_is(torch.stack(parts).sum(0), -weights, slack=1e-4 * weights)
+
+
+def moments_are_those_of_the_samples(case: Case, samples: int = 4000) -> None:
+    """Mean and variance of every weight within 5 standard errors. False alarm: 2 x 95 x 6e-7 = 1e-4."""
+    method = case.untrained()
+    means, variances = method.moments()
+    draws = method.sample_weights(samples, generator(4))
+    assert means.keys() == variances.keys() == draws.keys()
+    for name, w in draws.items():
+        assert not means[name].requires_grad
+        assert not variances[name].requires_grad
+        assert_mean_is(w, means[name].double(), errors=5)
+        assert_mean_is((w - means[name]).square(), variances[name].double(), errors=5, slack=1e-7)
+
+
+def posterior_becomes_the_prior(case: Case) -> None:
+    """`as_prior` is over the same weights and frozen, and a second fit under it goes on and is its own."""
+    engine = case.engine()
+    method = engine.fit(case.problem, BUDGET)
+    parameters = method.prior_parameters()
+    prior = method.as_prior()
+    before = {name: p[None].detach() + 0.01 for name, p in parameters.items()}
+    densities = log_prob(prior(parameters), before)
+    assert densities.shape == (1,)
+    assert densities.isfinite().all()
+    kept = state(method)
+    second = engine.fit(replace(case.problem, prior=prior), BUDGET, start=method)
+    for name, value in method.state_dict().items():
+        assert_close(value, kept[name], rtol=0, atol=0, msg=f"the second fit changed the first's {name}")
+    assert any(not torch.equal(v, kept[name]) for name, v in second.state_dict().items())
+    assert all(np.isfinite(row["loss"]) for row in second.history)
+    predict(second, case.inputs)
+    with torch.no_grad():
+        for p in method.parameters():
+            p += 1
+    assert_close(log_prob(prior(parameters), before), densities, msg="the prior moved with the method")
+    assert prior(parameters).keys() in (parameters.keys(), {contract.JOINT})

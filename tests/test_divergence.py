@@ -1,0 +1,76 @@
+"""The divergence to normal priors, whose gradient is written out."""
+
+import math
+
+import pytest
+import torch
+from torch.distributions import Normal, kl_divergence
+
+from bench.divergence import divergence, location_scale_divergence
+from bench.priors import normal_tensor
+
+SHAPES = [(), (5,), (3, 4)]
+
+
+def case(shape, one_scale, **kind):
+    torch.manual_seed(0)
+    mean, scale = torch.randn(shape, **kind), 0.1 + torch.rand(shape, **kind)
+    if one_scale:
+        loc, std = (torch.tensor(x, **kind).expand(shape) for x in (0.3, 1.7))
+    else:
+        loc, std = torch.randn(shape, **kind), 0.1 + torch.rand(shape, **kind)
+    return mean.requires_grad_(), scale.requires_grad_(), Normal(loc, std)
+
+
+@pytest.mark.parametrize("one_scale", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_between_normals_it_is_torchs_own_in_value_and_gradient(shape, one_scale):
+    mean, scale, p = case(shape, one_scale, dtype=torch.float64)
+    ours = divergence(normal_tensor(mean, scale), normal_tensor(p.loc, p.scale), mean[None])
+    theirs = kl_divergence(Normal(mean, scale), p).sum()
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    gradients = (torch.autograd.grad(3 * kl, (mean, scale)) for kl in (ours, theirs))
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("one_scale", [True, False])
+def test_gradients_pass_gradcheck_twice(one_scale):
+    mean, scale, p = case((3, 2), one_scale, dtype=torch.float64)
+
+    def value(m, s):
+        return location_scale_divergence(m, s, 0.4, 1.1, p)
+
+    assert torch.autograd.gradcheck(value, (mean, scale))
+    assert torch.autograd.gradgradcheck(value, (mean, scale))
+
+
+def test_a_prior_that_is_learned_gets_its_gradient():
+    mean, scale, _ = case((4,), True, dtype=torch.float64)
+    loc, std = (torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (0.3, 1.7))
+    p = normal_tensor(loc.expand(4), std.expand(4))
+    ours = divergence(normal_tensor(mean, scale), p, mean[None])
+    theirs = kl_divergence(Normal(mean, scale), Normal(loc, std)).sum()
+    gradients = (torch.autograd.grad(kl, (loc, std, mean, scale)) for kl in (ours, theirs))
+    for a, b in zip(*gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("one_scale", [True, False])
+def test_a_million_weights_in_single_precision(one_scale):
+    mean, scale, p = case((1000, 1000), one_scale)
+    q = normal_tensor(mean, scale)
+    exact = kl_divergence(
+        Normal(mean.double(), scale.double()), Normal(p.loc.double(), p.scale.double())
+    ).sum()
+    ours = divergence(q, normal_tensor(p.loc, p.scale), mean[None])
+    torch.testing.assert_close(ours.double(), exact, rtol=2e-6, atol=0)
+
+
+@pytest.mark.parametrize("one_scale", [True, False])
+def test_of_a_distribution_to_itself_it_vanishes(one_scale):
+    _, _, p = case((200, 300), one_scale)
+    q = normal_tensor(p.loc.clone(), p.scale.clone())
+    assert abs(divergence(q, normal_tensor(p.loc, p.scale), p.loc[None]).item()) < 1e-6 * math.prod(
+        (200, 300)
+    )

@@ -1,0 +1,480 @@
+"""The engine: fits, predictions, batches, checkpoints, and going on after a stop."""
+
+import os
+import signal
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import toys
+from conformance import problems
+from torch.utils.data import Dataset, TensorDataset
+
+from bench import engine as engine_module
+from bench import registry
+from bench.contract import Batch, Budget
+from bench.data import array_digest
+from bench.engine import Engine, TensorBatches, TrainerOptions, batches
+from bench.errors import Diverged, OutputError, UsageError
+from bench.methods.map import MAP
+from bench.methods.mfvi import MFVI
+
+BUDGET = Budget(epochs=4, batch_size=6)
+CPU = TrainerOptions(accelerator="cpu")
+
+
+def make(cls=MFVI, seed=0, folder=None, **options):
+    """An engine for a method with its default settings, on one CPU process."""
+    values = options.pop("values", {})
+    return Engine(cls, cls.Settings(**values), seed, folder, CPU, **options)
+
+
+def digest(method):
+    """One string for all weights."""
+    return array_digest({name: value.numpy() for name, value in method.state_dict().items()})
+
+
+class FromDisk(Dataset):
+    """The rows of tensors, one by one, as a data set that does not lie in memory."""
+
+    def __init__(self, *tensors):
+        self.tensors = tensors
+
+    def __len__(self):
+        return len(self.tensors[0])
+
+    def __getitem__(self, index):
+        return tuple(t[index] for t in self.tensors)
+
+
+def rows(*columns, number=10):
+    """Inputs `[N, 2]` that tell their row, targets, and further columns."""
+    inputs = torch.arange(number).float()[:, None].repeat(1, 2)
+    return (inputs, torch.arange(number) % 3, *columns)
+
+
+def seen(loader, epoch=0):
+    """Rows in the order of one pass."""
+    getattr(loader, "sampler", loader).set_epoch(epoch)
+    return [int(x) for batch in loader for x in batch.inputs[:, 0]]
+
+
+# ---- fits
+
+
+def test_every_fit_has_its_own_trainer():
+    """A Trainer that is used twice silently trains nothing: the second fit must move its weights too."""
+    engine, problem = make(), problems.mlp()
+    first = engine.fit(problem, BUDGET)
+    before = digest(first)
+    second = engine.fit(problem, BUDGET, start=first)
+    assert [fit["steps"] for fit in engine.fits] == [16, 16]
+    assert len(second.history) == 4
+    assert digest(second) != before
+    assert digest(first) == before
+
+
+def test_same_seed_same_weights_and_other_seed_others():
+    fitted = [digest(make(seed=seed).fit(problems.mlp(), BUDGET)) for seed in (3, 3, 4)]
+    assert fitted[0] == fitted[1] != fitted[2]
+
+
+def test_each_fit_of_a_run_draws_its_own_start_and_noise():
+    engine = make()
+    assert digest(engine.fit(problems.mlp(), BUDGET)) != digest(engine.fit(problems.mlp(), BUDGET))
+
+
+def test_global_random_state_does_not_matter_and_is_left_alone():
+    fitted = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        before = torch.get_rng_state(), np.random.get_state()[1].copy()
+        engine = make()
+        method = engine.fit(problems.mlp(), BUDGET)
+        engine.predict(method, torch.zeros(2, 4), 3)
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert np.array_equal(np.random.get_state()[1], before[1])
+        fitted.append(digest(method))
+    assert fitted[0] == fitted[1]
+
+
+@pytest.mark.parametrize(("batch_size", "steps"), [(6, 4), (20, 1), (None, 1), (1000, 1), (7, 3)])
+def test_budget_is_kept(batch_size, steps):
+    engine = make()
+    engine.fit(problems.mlp(), Budget(epochs=3, batch_size=batch_size))
+    assert engine.fits[0]["epochs"] == 3
+    assert engine.fits[0]["steps"] == 3 * steps
+
+
+def test_pretraining_epochs_come_on_top_and_are_counted():
+    engine = make(values={"pretrain_epochs": 2})
+    method = engine.fit(problems.mlp(), BUDGET)
+    assert engine.fits[0]["epochs"] == 6
+    assert [row["prior_term"] == 0 for row in method.history] == [True] * 2 + [False] * 4
+
+
+def test_full_batch_is_the_whole_data_set():
+    sizes = []
+
+    class Sees(MAP):
+        def training_step(self, batch, batch_idx):
+            sizes.append(len(batch.inputs))
+            return super().training_step(batch, batch_idx)
+
+    make(Sees).fit(problems.mlp(), Budget(epochs=2))
+    assert sizes == [20, 20]
+
+
+def test_patience_stops_and_keeps_the_best_epoch():
+    """A step size at which MAP overfits: it must stop early and give back the epoch of least NLL."""
+    engine = make(MAP, values={"learning_rate": 0.3})
+    problem = problems.mlp()
+    method = engine.fit(problem, Budget(epochs=60, batch_size=5, patience=3))
+    nlls = [row["val_nll"] for row in method.history]
+    best = int(np.argmin(nlls))
+    assert len(nlls) == best + 1 + 3 < 60
+    inputs, targets = problem.val.tensors
+    score = method.predict(inputs, 1, torch.Generator()).log_score(targets)
+    torch.testing.assert_close(-score.mean().item(), nlls[best], rtol=1e-5, atol=1e-6)
+    assert nlls[best] < nlls[-1]
+
+
+def test_history_tells_every_epoch():
+    method = make().fit(problems.mlp(), BUDGET)
+    assert [row["epoch"] for row in method.history] == [1, 2, 3, 4]
+    for row in method.history:
+        terms = row["likelihood_term"] + row["prior_term"]
+        torch.testing.assert_close(row["loss"], terms, rtol=1e-6, atol=0)
+
+
+def test_history_weighs_batches_by_their_rows():
+    """20 rows in batches of 19 and 1: the epoch's loss is the mean over rows, not over batches."""
+    losses = []
+
+    class Sees(MAP):
+        def training_step(self, batch, batch_idx):
+            terms = super().training_step(batch, batch_idx)
+            losses.append((len(batch.inputs), terms["loss"].item()))
+            return terms
+
+    method = make(Sees).fit(problems.mlp(), Budget(epochs=1, batch_size=19))
+    assert [n for n, _ in losses] == [19, 1]
+    expected = sum(n * value for n, value in losses) / 20
+    torch.testing.assert_close(method.history[0]["loss"], expected, rtol=1e-5, atol=0)
+
+
+def test_divergence_names_stage_and_step():
+    engine = make(toys.TurnsNaN, values={"at_step": 7})
+    engine.stage("task 3", 3, 5)
+    with pytest.raises(Diverged, match=r"stage 'task 3', epoch 2, step 7: the loss is nan$") as caught:
+        engine.fit(problems.mlp(), BUDGET)
+    assert "\n" not in str(caught.value)
+    assert engine.fits == []
+
+
+def test_prediction_that_is_not_finite_diverges():
+    engine = make(toys.PredictsNaN)
+    engine.stage("task 2")
+    method = engine.fit(problems.mlp(), BUDGET)
+    with pytest.raises(Diverged, match=r"stage 'task 2'.*NaN"):
+        engine.predict(method, torch.zeros(2, 4), 3)
+
+
+def test_fit_many_is_fits_one_by_one():
+    posed = [problems.mlp(), replace(problems.mlp(), train=problems.mlp().val, num_train=12)]
+    many, single = make(), make()
+    together = many.fit_many(posed, BUDGET)
+    assert [digest(m) for m in together] == [digest(single.fit(problem, BUDGET)) for problem in posed]
+    again = many.fit_many(posed, BUDGET, together)
+    assert [digest(m) for m in again] == [
+        digest(single.fit(p, BUDGET, s)) for p, s in zip(posed, together, strict=True)
+    ]
+    with pytest.raises(ValueError, match="shorter"):
+        many.fit_many(posed, BUDGET, together[:1])
+
+
+def test_method_that_does_not_train_takes_no_step():
+    class Closed(MAP):
+        trains = False
+
+        def finish_fit(self, loader):
+            self.rows = sum(len(batch.inputs) for batch in loader)
+
+    engine = make(Closed)
+    assert engine.fit(problems.mlp(), BUDGET).rows == 20
+    assert engine.fits[0]["steps"] == engine.fits[0]["epochs"] == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"accelerator": "abacus"},
+        {"precision": "7-odd"},
+        {"strategy": "chaos"},
+        {"devices": 0},
+        {"devices": -3},
+    ],
+    ids=str,
+)
+def test_options_that_lightning_refuses_are_one_line(options):
+    values = {"accelerator": "cpu"} | options
+    with pytest.raises(UsageError, match="--trainer") as caught:
+        Engine(MAP, MAP.Settings(), 0, trainer=TrainerOptions(**values)).check()
+    assert "\n" not in str(caught.value)
+
+
+def test_precision_is_passed_through():
+    kinds = []
+
+    class Sees(MAP):
+        def loss_terms(self, batch, noise):
+            terms = super().loss_terms(batch, noise)
+            kinds.append((self.network[1].weight @ batch.inputs.T).dtype)
+            return terms
+
+    options = TrainerOptions(accelerator="cpu", precision="bf16-mixed")
+    Engine(Sees, MAP.Settings(), 0, trainer=options).fit(problems.mlp(), Budget(epochs=1))
+    assert kinds == [torch.bfloat16]
+
+
+def test_observer_hears_of_stages_epochs_and_numbers():
+    heard = []
+    engine = make()
+    engine.observe(lambda event, values: heard.append((event, values)))
+    engine.stage("one", 1, 2)
+    engine.fit(problems.mlp(), BUDGET)
+    engine.log("accuracy", 0.5, 7)
+    assert [event for event, _ in heard] == ["stage", *["epoch"] * 4, "log"]
+    assert heard[0][1] == {"name": "one", "number": 1, "of": 2}
+    assert heard[2][1].keys() >= {"epoch", "of", "loss"}
+    assert heard[-1][1] == {"name": "accuracy", "value": 0.5, "step": 7}
+    assert engine.logged == [("accuracy", "one", 7.0, 0.5)]
+
+
+# ---- predictions
+
+
+@pytest.mark.parametrize("piece", [1, 3, 5, 11])
+def test_prediction_in_pieces_is_the_prediction_at_once(monkeypatch, piece):
+    inputs = torch.randn(11, 4)
+    whole, engine = make(), make()
+    at_once = whole.predict(whole.fit(problems.mlp(), BUDGET), inputs, 8)
+    method = engine.fit(problems.mlp(), BUDGET)
+    monkeypatch.setattr(engine_module, "_LARGEST_PIECE", piece * 50 * 8)
+    sizes = []
+    predict = method.predict
+    method.predict = lambda x, s, g: sizes.append(len(x)) or predict(x, s, g)
+    torch.testing.assert_close(engine.predict(method, inputs, 8).log_probs, at_once.log_probs)
+    assert max(sizes) == piece
+    assert sum(sizes) == 11
+
+
+def test_pieces_bound_the_memory_of_wide_inputs(monkeypatch):
+    monkeypatch.setattr(engine_module, "_LARGEST_PIECE", 1200)
+    method, sizes = MAP(problems.mlp(), MAP.Settings()), []
+    predict = method.predict
+    method.predict = lambda x, s, g: sizes.append(len(x)) or predict(x[:, :4], s, g)
+    make(MAP).predict(method, torch.zeros(7, 600), 1)
+    assert sizes == [2, 2, 2, 1]
+
+
+def test_two_predictions_draw_anew():
+    engine = make()
+    method = engine.fit(problems.mlp(), BUDGET)
+    a, b = (engine.predict(method, torch.ones(3, 4), 4).log_probs for _ in range(2))
+    assert not torch.equal(a, b)
+
+
+# ---- batches
+
+
+@pytest.mark.parametrize("kind", [TensorDataset, FromDisk])
+@pytest.mark.parametrize("size", [1, 3, 10, None])
+def test_every_example_once_an_epoch_in_a_new_order(kind, size):
+    loader = batches(kind(*rows()), size, seed=5)
+    assert len(list(loader)) == len(loader) == (1 if size is None else -(-10 // size))
+    passes = [seen(loader, epoch) for epoch in range(3)]
+    assert all(sorted(order) == list(range(10)) for order in passes)
+    assert seen(loader, 1) == passes[1]
+    if size is not None and size < 10:
+        assert passes[0] != passes[1] != passes[2] != sorted(passes[2])
+        assert seen(batches(kind(*rows()), size, seed=6)) != passes[0]
+
+
+@pytest.mark.parametrize("kind", [TensorDataset, FromDisk])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_batches_have_one_form(kind, weighted):
+    weights = (torch.arange(10).float() / 10,) if weighted else ()
+    for batch in batches(kind(*rows(*weights)), 4, seed=0):
+        assert isinstance(batch, Batch)
+        index = batch.inputs[:, 0].long()
+        assert torch.equal(batch.targets, index % 3)
+        assert (batch.weights is not None) == weighted
+        if weighted:
+            torch.testing.assert_close(batch.weights, index / 10)
+
+
+@pytest.mark.parametrize("kind", [TensorDataset, FromDisk])
+def test_without_seed_the_order_is_that_of_the_data(kind):
+    loader = batches(kind(*rows()), 4, None)
+    assert [int(x) for batch in loader for x in batch.inputs[:, 0]] == list(range(10))
+
+
+@pytest.mark.parametrize("number", [10, 11])
+def test_processes_share_an_epoch(number):
+    loaders = [TensorBatches(rows(number=number), 2, 5, (rank, 2)) for rank in (0, 1)]
+    for epoch in range(2):
+        a, b = (seen(loader, epoch) for loader in loaders)
+        assert len(a) == len(b) == 5
+        assert not set(a) & set(b)
+    assert seen(loaders[0], 0) != seen(loaders[0], 1)
+
+
+def test_data_set_from_disk_trains_like_one_in_memory():
+    problem = problems.mlp()
+    from_disk = replace(problem, train=FromDisk(*problem.train.tensors), val=FromDisk(*problem.val.tensors))
+    budget = Budget(epochs=3, batch_size=6, patience=3)
+    a, b = (make().fit(p, budget) for p in (problem, from_disk))
+    assert digest(a) == digest(b)
+
+
+# ---- checkpoints
+
+
+def test_checkpoints_bear_their_stage_and_load_without_pickle(tmp_path):
+    engine = make(folder=tmp_path)
+    for number, name in enumerate(["Task 1", "task 2: FGSM / L∞"], 1):
+        engine.stage(name, number, 2)
+        method = engine.fit(problems.mlp(), BUDGET)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["000-task-1.ckpt", "001-task-2-fgsm-l-.ckpt"]
+    checkpoint = torch.load(tmp_path / names[1], weights_only=True)
+    assert checkpoint["fit"]["steps"] == 16
+    assert array_digest({k: v.numpy() for k, v in checkpoint["state_dict"].items()}) == digest(method)
+
+
+def test_finished_fit_takes_no_step_again(tmp_path, monkeypatch):
+    first = make(folder=tmp_path)
+    method = first.fit(problems.mlp(), BUDGET)
+    prediction = first.predict(method, torch.ones(3, 4), 4)
+    monkeypatch.setattr(MFVI, "training_step", lambda *_: pytest.fail("trained again"))
+    second = make(folder=tmp_path)
+    again = second.fit(problems.mlp(), BUDGET)
+    assert digest(again) == digest(method)
+    assert again.history == method.history
+    assert second.fits == first.fits
+    assert torch.equal(second.predict(again, torch.ones(3, 4), 4).log_probs, prediction.log_probs)
+
+
+@pytest.mark.parametrize("name", ["map", "mfvi", "radial", "mc_dropout"])
+@pytest.mark.parametrize("stop", [2, 5, 9, 15])
+def test_stopped_fit_goes_on_to_the_same_weights(tmp_path, name, stop):
+    """Stopped in the middle of an epoch; the unfinished fit is saved at every epoch's end."""
+    cls = registry.method(name).cls
+    undisturbed = make(cls, folder=tmp_path / "whole").fit(problems.mlp(), BUDGET)
+
+    class Stops(cls):
+        taken = 0
+
+        def training_step(self, batch, batch_idx):
+            self.taken += 1
+            if self.taken == stop:
+                raise MemoryError
+            return super().training_step(batch, batch_idx)
+
+    folder = tmp_path / "stopped"
+    with pytest.raises(MemoryError):
+        make(Stops, folder=folder, checkpoint_seconds=0).fit(problems.mlp(), BUDGET)
+    assert [path.suffix for path in folder.glob("*")] == ([".partial"] if stop > 4 else [])
+    engine = make(cls, folder=folder, checkpoint_seconds=0)
+    steps = []
+    engine.observe(lambda event, values: steps.append(values["epoch"]))
+    method = engine.fit(problems.mlp(), BUDGET)
+    assert steps == list(range((stop - 1) // 4 + 1, 5))
+    assert digest(method) == digest(undisturbed)
+    assert [r["loss"] for r in method.history] == [r["loss"] for r in undisturbed.history]
+    assert engine.fits[0]["steps"] == 16
+    assert [path.suffix for path in folder.iterdir()] == [".ckpt"]
+
+
+def test_stopped_fit_with_patience_still_keeps_the_best_epoch(tmp_path):
+    budget = Budget(epochs=60, batch_size=5, patience=3)
+    values = {"learning_rate": 0.3}
+    whole = make(MAP, folder=tmp_path / "whole", values=values).fit(problems.mlp(), budget)
+    best = int(np.argmin([row["val_nll"] for row in whole.history]))
+
+    class Stops(MAP):
+        def on_train_epoch_start(self):
+            super().on_train_epoch_start()
+            if self.current_epoch == best + 2:  # the best epoch lies before the stop
+                raise MemoryError
+
+    folder = tmp_path / "stopped"
+    with pytest.raises(MemoryError):
+        make(Stops, folder=folder, checkpoint_seconds=0, values=values).fit(problems.mlp(), budget)
+    method = make(MAP, folder=folder, checkpoint_seconds=0, values=values).fit(problems.mlp(), budget)
+    assert digest(method) == digest(whole)
+    assert [r["val_nll"] for r in method.history] == [r["val_nll"] for r in whole.history]
+
+
+@pytest.mark.parametrize("patience", [None, 3])
+def test_stopped_between_training_and_its_checkpoint_goes_on_too(tmp_path, patience):
+    budget = Budget(epochs=30, batch_size=5, patience=patience)
+    values = {"learning_rate": 0.3}
+    whole = make(MAP, values=values).fit(problems.mlp(), budget)
+
+    class Stops(MAP):
+        def finish_fit(self, loader):
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        make(Stops, folder=tmp_path, checkpoint_seconds=0, values=values).fit(problems.mlp(), budget)
+    method = make(MAP, folder=tmp_path, checkpoint_seconds=0, values=values).fit(problems.mlp(), budget)
+    assert digest(method) == digest(whole)
+    assert len(method.history) == len(whole.history)
+
+
+def test_ctrl_c_in_a_fit_is_a_keyboard_interrupt_and_the_next_one_works_too():
+    """Lightning would end the process with exit code 1 and ignore every further Ctrl-C."""
+
+    class Interrupted(MAP):
+        def training_step(self, batch, batch_idx):
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().training_step(batch, batch_idx)
+
+    before = signal.getsignal(signal.SIGINT)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            make(Interrupted).fit(problems.mlp(), BUDGET)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.parametrize("fails", ["replace", "fsync"])
+def test_full_disk_leaves_no_half_checkpoint(tmp_path, monkeypatch, fails):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, fails, full)
+        with pytest.raises(OutputError, match="No space left on device"):
+            make(folder=tmp_path).fit(problems.mlp(), BUDGET)
+    assert list(tmp_path.iterdir()) == []
+    engine = make(folder=tmp_path)
+    assert digest(engine.fit(problems.mlp(), BUDGET)) == digest(make().fit(problems.mlp(), BUDGET))
+
+
+def test_full_disk_at_an_unfinished_checkpoint_is_one_line(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OutputError, match=r"\.partial: No space left on device"):
+        make(folder=tmp_path, checkpoint_seconds=0).fit(problems.mlp(), BUDGET)
+
+
+def test_fit_without_folder_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make(checkpoint_seconds=0).fit(problems.mlp(), BUDGET)
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,197 @@
+"""The committed records: what is refused, what is kept, and that every number can be computed again."""
+
+import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bench
+from bench import cli, records
+from bench.data import array_digest
+from bench.errors import Diverged, UsageError
+from bench.leaderboard import entries
+from bench.runner import load_scores
+
+FEW = {"epochs": 1, "test_samples": 4}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """A standard run whose record says that a commit holds its source; not to be changed."""
+    folder = tmp_path_factory.mktemp("runs")
+    done = bench.run("mfvi", "split_digits", seed=3, task_settings=FEW, out=folder)
+    provenance = done.record.provenance.model_copy(update={"commit": "0" * 40, "dirty": False})
+    records.write_record(done.directory, done.record.model_copy(update={"provenance": provenance}))
+    return done.directory
+
+
+@pytest.fixture
+def run(good, tmp_path):
+    """A copy of it that may be changed."""
+    return Path(shutil.copytree(good, tmp_path / "run"))
+
+
+def change(run, **parts):
+    """Rewrites entries of the record; a dictionary is merged into its part."""
+    record = json.loads((run / "record.json").read_text())
+    for name, value in parts.items():
+        record[name] = record[name] | value if isinstance(value, dict) else value
+    (run / "record.json").write_text(json.dumps(record))
+
+
+def test_good_run_is_kept_and_read_back(good, tmp_path):
+    to = tmp_path / "records"
+    directory = entries.add(good, to)
+    assert directory == to / "split_digits+epochs=1,test_samples=4" / "mfvi" / "seed3"
+    assert sorted(path.name for path in directory.iterdir()) == [
+        "arrays.safetensors",
+        "curves.csv",
+        "record.json",
+    ]
+    ((found, record),) = entries.committed(to)
+    assert found == directory
+    assert record == records.read_record(good)
+    for name in ("record.json", "arrays.safetensors", "curves.csv"):
+        assert (directory / name).read_bytes() == (good / name).read_bytes()
+
+
+def test_record_that_is_there_is_kept_and_force_replaces_it(run, tmp_path):
+    directory = entries.add(run, tmp_path / "records")
+    (directory / "stale.txt").write_text("")
+    change(run, seconds=99.0)
+    with pytest.raises(UsageError, match="is there already: it is kept; --force replaces it"):
+        entries.add(run, tmp_path / "records")
+    entries.add(run, tmp_path / "records", force=True)
+    assert records.read_record(directory).seconds == 99
+    assert not (directory / "stale.txt").exists()
+
+
+def tamper(run):
+    change(run, metrics={"average_accuracy": 0.99})
+
+
+def tamper_slightly(run):
+    value = records.read_record(run).metrics["average_nll"]
+    change(run, metrics={"average_nll": float(np.nextafter(value, 0))})
+
+
+def other_arrays(run):
+    arrays = records.read_arrays(run)
+    arrays["labels"] = arrays["labels"][::-1]
+    records.write_arrays(run, arrays)
+
+
+def forged(run):
+    """Better predictions with their own digest, under the old metrics."""
+    arrays = records.read_arrays(run)
+    arrays["labels"] = arrays["labels"][::-1]
+    records.write_arrays(run, arrays)
+    change(run, provenance={"arrays_digest": array_digest(arrays)})
+
+
+REFUSED = {
+    "smoke": (lambda run: change(run, preset="smoke"), "is a smoke run"),
+    "dirty": (lambda run: change(run, provenance={"dirty": True}), "was made from changed source"),
+    "outside git": (
+        lambda run: change(run, provenance={"commit": None, "dirty": None}),
+        "was made outside a git repository",
+    ),
+    "failed": (lambda run: change(run, status="failed", reason="failed: E"), r"failed \(failed: E\)"),
+    "unfinished": (
+        lambda run: os.replace(run / "record.json", run / "unfinished.json"),
+        "holds an unfinished run",
+    ),
+    "no run": (lambda run: (run / "record.json").unlink(), "holds no run"),
+    "tampered": (tamper, "the metrics of the record are not those of its arrays"),
+    "tampered in the last bit": (tamper_slightly, "the metrics of the record are not those of its arrays"),
+    "other arrays": (other_arrays, "does not hold the arrays of the record"),
+    "forged": (forged, "the metrics of the record are not those of its arrays"),
+    "no arrays": (lambda run: (run / "arrays.safetensors").unlink(), r"holds no arrays\.safetensors"),
+    "too large": (
+        lambda run: (run / "curves.csv").write_text("x" * (4 * 2**20)),
+        r"has 4\.\d MiB of results; a committed record has at most 4",
+    ),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_is_no_evidence_is_refused_in_one_line(run, tmp_path, spoil, message):
+    spoil(run)
+    with pytest.raises(UsageError, match=message) as caught:
+        entries.add(run, tmp_path / "records")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "records").exists()
+
+
+def test_diverged_run_is_evidence_too(tmp_path):
+    """Diverged seeds count: leaving them out would flatter the method."""
+    with pytest.raises(Diverged):
+        bench.run("toys:TurnsNaN", "split_digits", task_settings=FEW, out=tmp_path)
+    (path,) = tmp_path.rglob("record.json")
+    change(path.parent, provenance={"commit": "0" * 40, "dirty": False})
+    entries.add(path.parent, tmp_path / "records")
+    ((_, record),) = entries.committed(tmp_path / "records")
+    assert record.status == "diverged"
+
+
+def test_run_from_a_repository_is_kept_once_its_method_is_committed(tmp_path, monkeypatch):
+    """A user's own method in a repository of its own, from its first run to `bench record add`."""
+    (tmp_path / "own_method.py").write_text(
+        "import toys\n\n\nclass Own(toys.OnlyFirstStep):\n    '''Own.'''\n"
+    )
+    (tmp_path / ".gitignore").write_text("runs/\nrecords/\n__pycache__/\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def git(*arguments):
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        subprocess.run(["git", *identity, *arguments], check=True, capture_output=True)
+
+    def add():
+        bench.run("own_method:Own", "split_digits", task_settings=FEW, force=True)
+        (path,) = (tmp_path / "runs").rglob("record.json")
+        return cli.main(["record", "add", str(path.parent), "--to", "records"])
+
+    git("init", "--quiet")
+    assert add() == 2
+    git("add", ".")
+    git("commit", "--quiet", "-m", "one")
+    assert add() == 0
+    assert [record.method.identity for _, record in entries.committed(tmp_path / "records")] == [
+        "own_method.Own"
+    ]
+
+
+def test_one_refused_run_does_not_undo_the_others(good, run, tmp_path, capsys):
+    change(run, preset="smoke")
+    assert cli.main(["record", "add", str(good), str(run), "--to", str(tmp_path / "records")]) == 2
+    out, err = capsys.readouterr()
+    assert out.strip() == str(next(entries.committed(tmp_path / "records"))[0])
+    assert len(err.splitlines()) == 1
+
+
+# ---- the records of the project
+
+
+def test_every_committed_record_is_found():
+    folders = {path.parent for path in entries.RECORDS.rglob("*") if path.is_file() and path.name[0] != "."}
+    assert folders == {directory for directory, _ in entries.committed()}
+
+
+def test_every_committed_record_computes_again():
+    """Whatever is committed by now: its numbers follow from its arrays, under the task as it is."""
+    for directory, record in entries.committed():
+        entries.refuse(directory, record)
+        assert (
+            directory
+            == entries.RECORDS / record.task.identity / record.method.identity / f"seed{record.seed}"
+        )
+        if record.status != "completed":
+            continue
+        task, arrays = load_scores(directory)
+        assert task.spec.version == record.task.version
+        assert records.split_metrics(task.score(arrays), task.spec) == (record.metrics, record.undefined)

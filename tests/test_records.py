@@ -1,0 +1,352 @@
+"""Records: strict, whole or not there, and free of where and by whom they were made."""
+
+import getpass
+import json
+import math
+import os
+import re
+import socket
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import bench
+from bench import records
+from bench.contract import Metric, Row, Spec, Undefined
+from bench.data import array_digest
+from bench.errors import OutputError, UsageError
+
+EXAMPLE = {
+    "schema_version": 1,
+    "status": "completed",
+    "reason": None,
+    "task": {
+        "name": "split_digits",
+        "identity": "split_digits+epochs=1",
+        "version": 1,
+        "data_digest": "ab",
+        "settings": {"epochs": 1, "batch_size": None},
+        "main_metric": "accuracy",
+    },
+    "method": {
+        "name": "mfvi",
+        "identity": "mfvi",
+        "settings": {"learning_rate": 0.1},
+        "tuning": "untuned",
+        "capabilities": ["moments"],
+    },
+    "preset": "standard",
+    "seed": 0,
+    "command": "bench run mfvi split_digits --seed 0",
+    "created": "2026-01-01T00:00:00+00:00",
+    "metrics": {"accuracy": 0.5, "forgetting": None},
+    "undefined": {"forgetting": "one step"},
+    "validation": {"accuracy": 0.25},
+    "fits": [{"stage": "step 1", "epochs": 1, "steps": 3, "seconds": 0.5}],
+    "seconds": 1.5,
+    "environment": {
+        "python": "3.11.7",
+        "torch": "2.11.0",
+        "pytorch_lightning": "2.6.0",
+        "system": "linux x86_64",
+        "device": "cpu",
+        "threads": 1,
+    },
+    "provenance": {
+        "version": "0.1.0",
+        "source_hash": "cd",
+        "method_file_hash": "ef",
+        "commit": None,
+        "dirty": None,
+        "arrays_digest": None,
+    },
+}
+
+
+def changed(path, value):
+    """The example with the entry at `a.b` set to a value, or removed where the value is `...`."""
+    example = json.loads(json.dumps(EXAMPLE))
+    *parents, last = path.split(".")
+    part = example
+    for name in parents:
+        part = part[name]
+    part[last] = value
+    if value is ...:
+        del part[last]
+    return example
+
+
+def put(folder, content):
+    """Writes `record.json` as it stands."""
+    (folder / "record.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A finished smoke run; not to be changed."""
+    return bench.run("mfvi", "split_digits", preset="smoke", out=tmp_path_factory.mktemp("runs"))
+
+
+# ---- the schema
+
+
+def test_record_survives_writing_and_reading(tmp_path):
+    record = records.Record(**EXAMPLE)
+    records.write_record(tmp_path, record)
+    assert records.read_record(tmp_path) == record
+    assert json.loads((tmp_path / "record.json").read_text()) == EXAMPLE
+    records.write_record(tmp_path / "again", records.read_record(tmp_path))
+    assert (tmp_path / "again" / "record.json").read_bytes() == (tmp_path / "record.json").read_bytes()
+
+
+WRONG = {
+    "unknown field": changed("colour", "red"),
+    "unknown field inside": changed("method.colour", "red"),
+    "unknown status": changed("status", "fine"),
+    "other schema": changed("schema_version", 2),
+    "missing field": changed("seed", ...),
+    "missing field inside": changed("provenance.commit", ...),
+    "number as text": changed("seed", "0"),
+    "share as seed": changed("seed", 0.5),
+    "text as number": changed("metrics.accuracy", "0.5"),
+    "unknown tuning": changed("method.tuning", "lucky"),
+    "dirty as text": changed("provenance.dirty", "no"),
+    "a list": [EXAMPLE],
+    "empty": "",
+    "cut off": json.dumps(EXAMPLE)[:200],
+    "NaN": json.dumps(EXAMPLE).replace("0.25", "NaN"),
+    "infinity": json.dumps(EXAMPLE).replace("0.25", "Infinity"),
+    "overflow": json.dumps(EXAMPLE).replace("0.25", "1e999"),
+    "not UTF-8": json.dumps(EXAMPLE),
+}
+
+
+@pytest.mark.parametrize("content", WRONG.values(), ids=WRONG)
+def test_what_does_not_follow_the_schema_is_refused_in_one_line(tmp_path, content, request):
+    put(tmp_path, content)
+    if "not UTF-8" in request.node.name:
+        (tmp_path / "record.json").write_bytes(b"\xff" + json.dumps(EXAMPLE).encode())
+    with pytest.raises(UsageError, match=r"record\.json is no record of schema 1: ") as caught:
+        records.read_record(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", ["metrics", "validation"])
+def test_number_that_is_not_finite_makes_no_record(number, where):
+    with pytest.raises(ValueError, match="finite"):
+        records.Record(**{**EXAMPLE, where: {"accuracy": number}})
+
+
+def test_missing_record_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match=r"holds no run: there is no record\.json$"):
+        records.read_record(tmp_path)
+    (tmp_path / "unfinished.json").write_text("{}")
+    with pytest.raises(UsageError, match="holds an unfinished run"):
+        records.read_record(tmp_path)
+
+
+def test_record_tells_neither_place_nor_person(done):
+    """What is published must not name the machine, the user, or a folder of theirs."""
+    text = (done.directory / "record.json").read_text()
+    assert not re.search(r'"[^"]*(?<![\w.])/[\w~]+/', text), "an absolute path"
+    assert str(Path.home()) not in text
+    assert str(done.directory.parent) not in text
+    assert socket.gethostname() not in text
+    user = getpass.getuser()
+    assert not re.search(rf"\b{re.escape(user)}\b", text)
+
+
+def test_record_tells_settings_and_provenance(done):
+    record = done.record
+    assert record.task.settings["epochs"] == 1
+    assert record.task.settings["dataset"] == "digits"
+    assert record.method.settings["learning_rate"] == 1e-3
+    assert record.provenance.version == bench.__version__
+    assert record.provenance.source_hash == records.source_hash()
+    assert record.provenance.arrays_digest == array_digest(records.read_arrays(done.directory))
+    for digest in (
+        record.task.data_digest,
+        record.provenance.method_file_hash,
+        record.provenance.source_hash,
+    ):
+        assert re.fullmatch("[0-9a-f]{64}", digest)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", record.created)
+
+
+# ---- arrays
+
+
+def test_arrays_survive_writing_and_reading(tmp_path):
+    arrays = {
+        "b": np.arange(6, dtype=np.uint8).reshape(2, 3).T,  # not contiguous
+        "a": np.float16([[0.5, -1e4]]),
+        "empty": np.zeros((0, 4)),
+    }
+    records.write_arrays(tmp_path, arrays)
+    records.write_record(
+        tmp_path, records.Record(**changed("provenance.arrays_digest", array_digest(arrays)))
+    )
+    again = records.read_arrays(tmp_path)
+    assert again.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(again[name], array)
+        assert again[name].dtype == array.dtype
+
+
+def test_missing_damaged_and_other_arrays_are_one_line(tmp_path):
+    arrays = {"a": np.arange(4.0)}
+    records.write_record(
+        tmp_path, records.Record(**changed("provenance.arrays_digest", array_digest(arrays)))
+    )
+    path = tmp_path / "arrays.safetensors"
+    with pytest.raises(UsageError, match=r"holds no arrays\.safetensors"):
+        records.read_arrays(tmp_path)
+    records.write_arrays(tmp_path, arrays)
+    whole = path.read_bytes()
+    for content in (b"", whole[:-1], whole[:20], b"\xff" * 64):
+        path.write_bytes(content)
+        with pytest.raises(UsageError, match="is damaged: ") as caught:
+            records.read_arrays(tmp_path)
+        assert "\n" not in str(caught.value)
+    for others in ({"a": np.arange(4.0) + 1}, {"b": np.arange(4.0)}, {"a": np.arange(4.0, dtype=np.float32)}):
+        records.write_arrays(tmp_path, others)
+        with pytest.raises(UsageError, match="does not hold the arrays of the record beside it"):
+            records.read_arrays(tmp_path)
+
+
+def test_curves_are_written_as_csv(tmp_path):
+    records.write_curves(tmp_path, [Row("accuracy", "pair 1, test", 1, 0.5)])
+    assert (tmp_path / "curves.csv").read_text() == 'curve,series,x,value\naccuracy,"pair 1, test",1,0.5\n'
+
+
+# ---- writing in one step
+
+
+@pytest.mark.parametrize("fails", ["replace", "fsync"])
+def test_failed_write_leaves_the_old_file(tmp_path, monkeypatch, fails):
+    path = tmp_path / "file"
+    records.write(path, b"old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, fails, full)
+        with pytest.raises(OutputError, match=r"^cannot write .*file: No space left on device$"):
+            records.write(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+    records.write(path, b"new")
+    assert path.read_bytes() == b"new"
+
+
+def test_writing_below_a_file_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutputError, match="cannot write"):
+        records.write(tmp_path / "file" / "record.json", b"")
+
+
+# ---- metrics
+
+
+SPEC = Spec(
+    "question",
+    "source",
+    1,
+    {"a": Metric("a", "fraction", 1, 0), "b": Metric("b", "nats", 0, math.inf, may_be_undefined=True)},
+    "a",
+)
+
+
+def test_metrics_become_numbers_and_reasons():
+    assert records.split_metrics({"b": 2, "a": np.float32(0.5)}, SPEC) == ({"a": 0.5, "b": 2.0}, {})
+    assert records.split_metrics({"a": 0.0, "b": Undefined("no step")}, SPEC) == (
+        {"a": 0.0, "b": None},
+        {"b": "no step"},
+    )
+    assert records.split_metrics({"a": 0.0, "b": math.inf}, SPEC)[1] == {"b": "not finite: inf"}
+
+
+@pytest.mark.parametrize(
+    ("scores", "message"),
+    [
+        ({"a": 1.0}, "score gave"),
+        ({"a": 1.0, "b": 1.0, "c": 1.0}, "score gave"),
+        ({"a": math.nan, "b": 1.0}, "the metric a may not be undefined: not finite: nan"),
+        ({"a": Undefined("why"), "b": 1.0}, "the metric a may not be undefined: why"),
+    ],
+)
+def test_metrics_that_are_not_the_spec_s_are_refused(scores, message):
+    with pytest.raises(ValueError, match=message):
+        records.split_metrics(scores, SPEC)
+
+
+# ---- provenance
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A git repository with one committed method file."""
+    file = tmp_path / "own" / "method.py"
+    file.parent.mkdir()
+    file.write_text("x = 1\n")
+
+    def git(*arguments):
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "-m", "one")
+    return file
+
+
+def test_provenance_is_of_the_repository_of_the_method(repository):
+    clean = records.provenance(repository, None)
+    assert re.fullmatch("[0-9a-f]{40}", clean.commit)
+    assert clean.dirty is False
+    (repository.parent / "notes.txt").write_text("no source")
+    assert records.provenance(repository, None) == clean
+    repository.write_text("x = 2\n")
+    changed = records.provenance(repository, None)
+    assert changed.dirty is True
+    assert changed.method_file_hash != clean.method_file_hash
+    assert changed.source_hash == clean.source_hash
+
+
+def test_new_file_beside_the_method_is_a_change(repository):
+    """A helper module that no commit holds, anywhere in the repository."""
+    (repository.parent.parent / "helper.py").write_text("")
+    assert records.provenance(repository, None).dirty is True
+
+
+def test_outside_a_repository_there_is_no_commit(tmp_path):
+    (tmp_path / "method.py").write_text("")
+    provenance = records.provenance(tmp_path / "method.py", "ab")
+    assert (provenance.commit, provenance.dirty, provenance.arrays_digest) == (None, None, "ab")
+
+
+@pytest.mark.parametrize("name", ["bench/new.py", "bench/presets/new.toml", "tasks/new.py", "methods/new.py"])
+def test_source_hash_is_over_every_source_file(tmp_path, monkeypatch, name):
+    import bench.methods
+    import bench.tasks
+
+    before = records.source_hash()
+    for package in (bench, bench.methods, bench.tasks):
+        folder = tmp_path / package.__name__.rpartition(".")[2]
+        folder.mkdir()
+        root = Path(package.__path__[0])
+        for path in (*root.glob("*.py"), *root.glob("presets/*.toml")):
+            copy = folder / path.relative_to(root)
+            copy.parent.mkdir(exist_ok=True)
+            copy.write_bytes(path.read_bytes())
+        monkeypatch.setattr(package, "__path__", [str(folder)])
+    assert records.source_hash() == before
+    (tmp_path / name).write_text("")
+    added = records.source_hash()
+    (tmp_path / name).write_text("x = 1")
+    assert len({before, added, records.source_hash()}) == 3

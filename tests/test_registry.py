@@ -1,0 +1,295 @@
+"""Names, presets and identities."""
+
+import string
+import sys
+import tomllib
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import bench.methods
+import bench.tasks
+from bench import registry
+from bench.contract import CAPABILITIES, Method, Task
+from bench.errors import UsageError
+from bench.registry import Entry, identity
+
+KINDS = {
+    "methods": (registry.methods, bench.methods, Method),
+    "tasks": (registry.tasks, bench.tasks, Task),
+}
+PAIRS = [
+    (m, t)
+    for m in registry.methods()
+    for t in registry.tasks()
+    if not registry.choose("map", t).task.cls(registry.choose("map", t).task_settings).spec.requires
+    - registry.method(m).cls.provides
+]
+
+
+# ---- discovery
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_file_is_found(kind):
+    known, package, base = KINDS[kind]
+    folder = Path(package.__path__[0])
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+    assert {entry.file for entry in known().values()} == files
+    for name, entry in known().items():
+        assert entry.name == name
+        assert issubclass(entry.cls, base)
+        assert entry.cls.__module__ == f"{package.__name__}.{entry.file}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_entry_says_what_it_is(kind):
+    for entry in KINDS[kind][0]().values():
+        assert len(entry.summary) > 20
+        assert not entry.summary.startswith("Settings")
+        assert {field.name for field in fields(entry.cls.Settings)} == {*entry.flags(), *entry.fixed}
+        registry.build(entry.cls.Settings, dict(entry.fixed), "setting")
+
+
+def test_methods_declare_known_capabilities_and_no_more_than_they_have():
+    for entry in registry.methods().values():
+        assert entry.cls.provides <= CAPABILITIES.keys()
+        assert len(entry.cls.approximates) > 10
+        own = {
+            "weight_samples": "sample_weights",
+            "density": "log_prob",
+            "moments": "moments",
+            "sequential": "as_prior",
+            "loss_terms": "loss_terms",
+        }
+        for capability, name in own.items():
+            is_own = getattr(entry.cls, name) is not getattr(Method, name)
+            assert is_own == (capability in entry.cls.provides), (entry.name, capability)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package of method files that can be written to."""
+    (tmp_path / "own_methods").mkdir()
+    (tmp_path / "own_methods" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "own_methods"
+    for name in [name for name in sys.modules if name.startswith("own_methods")]:
+        del sys.modules[name]
+
+
+METHOD = """\
+'''A method.'''
+from bench.contract import Method
+NAMES = {names}
+class Own(Method):
+    pass
+"""
+
+
+def discover():
+    import own_methods
+
+    return registry._discover(own_methods, Method)
+
+
+def test_discovery_lists_the_names_of_all_files(package):
+    (package / "b.py").write_text(METHOD.format(names="{'one': {}, 'two': {'x': 1}}"))
+    (package / "a.py").write_text(METHOD.format(names="{'three': {}}"))
+    found = discover()
+    assert list(found) == ["three", "one", "two"]
+    assert found["two"].fixed == {"x": 1}
+    assert found["two"].file == "b"
+    assert found["one"].presets == {}
+
+
+def test_name_of_two_files_is_refused(package):
+    for stem in "ab":
+        (package / f"{stem}.py").write_text(METHOD.format(names="{'same': {}}"))
+    with pytest.raises(TypeError, match=r"the name 'same' is declared in a\.py and b\.py"):
+        discover()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "from bench.contract import Method\nNAMES = {'x': {}}\n",  # imported, not declared
+        METHOD.format(names="{'x': {}}") + "class Second(Method):\n    pass\n",
+        METHOD.format(names="{'x': {}}").replace("NAMES", "NAME"),
+    ],
+    ids=["no class", "two classes", "no names"],
+)
+def test_file_that_does_not_declare_one_method_is_refused(package, content):
+    (package / "a.py").write_text(content)
+    with pytest.raises(TypeError, match="must declare NAMES and one Method"):
+        discover()
+
+
+def test_names_of_methods_and_tasks_do_not_collide():
+    assert not registry.methods().keys() & registry.tasks().keys()
+
+
+# ---- presets
+
+
+@pytest.mark.parametrize("preset", registry.PRESETS)
+@pytest.mark.parametrize(("method", "task"), PAIRS)
+def test_preset_is_valid_and_names_its_source(method, task, preset):
+    choice = registry.choose(method, task, preset)
+    assert choice.tuning in ("published", "tuned", "untuned")
+    assert choice.preset == preset
+    assert isinstance(choice.method_settings, choice.method.cls.Settings)
+
+
+def test_preset_files_speak_of_known_methods_and_tasks():
+    for path in (Path(bench.__path__[0]) / "presets").glob("*.toml"):
+        assert path.stem in {entry.file for entry in registry.tasks().values()}
+        table = tomllib.loads(path.read_text())
+        assert table.keys() <= {"standard", "paper"}
+        for methods in table.values():
+            assert methods.keys() <= registry.methods().keys()
+            for name, values in methods.items():
+                assert values.pop("provenance") in ("published", "tuned", "untuned")
+                assert values.keys() <= set(registry.method(name).flags())
+
+
+def test_presets_of_the_split_task():
+    chosen = {preset: registry.choose("mfvi", "split_mnist", preset) for preset in registry.PRESETS}
+    smoke, standard, paper = chosen.values()
+    assert (standard.task_identity, standard.method_identity) == ("split_mnist", "mfvi")
+    assert smoke.task_identity == "split_mnist+epochs=1,test_samples=4"
+    assert smoke.method_identity == "mfvi"
+    assert (paper.task_settings.epochs, paper.task_settings.batch_size) == (120, None)
+    assert paper.method_settings.train_samples == 10
+    assert (standard.tuning, paper.tuning) == ("untuned", "published")
+
+
+def test_preset_file_is_read_preset_by_preset(monkeypatch):
+    """Paper is standard plus its own; smoke trains the standard method."""
+    table = {"standard": {"x": {"provenance": "tuned", "a": 1, "b": 1}}, "paper": {"x": {"b": 2}}}
+    pairs = {p: table.get(p, {}).get("x", {}) for p in registry.PRESETS}
+    monkeypatch.setattr(registry, "_pair_presets", lambda *_: pairs)
+    method = Entry("x", object, {}, "x", {})
+    task = Entry("t", object, {"c": 3}, "t", {"smoke": {"d": 4}})
+    assert registry.preset_values(method, task, "standard") == ({"a": 1, "b": 1}, {"c": 3}, "tuned")
+    assert registry.preset_values(method, task, "smoke") == ({"a": 1, "b": 1}, {"c": 3, "d": 4}, "tuned")
+    assert registry.preset_values(method, task, "paper") == ({"a": 1, "b": 2}, {"c": 3}, "tuned")
+
+
+# ---- identity
+
+SAFE = {*string.ascii_letters, *string.digits, *"._+-,=~"}
+MFVI = registry.method("mfvi")
+STANDARD = MFVI.cls.Settings()
+VALUES = {
+    "learning_rate": st.floats(1e-6, 1e3),
+    "optimizer": st.sampled_from(["adam", "amsgrad", "sgd"]),
+    "train_samples": st.integers(1, 1000),
+    "initial_rho": st.floats(-10, 10),
+    "pretrain_epochs": st.integers(0, 500),
+    "kl_weight": st.floats(0, 1e6),
+    "kl_annealing_epochs": st.integers(0, 500),
+    "prior": st.sampled_from(["task", "tight", "scale_mixture"]),
+    "prior_mean_follows": st.booleans(),
+}
+SETTINGS = st.fixed_dictionaries({}, optional=VALUES).map(lambda values: MFVI.cls.Settings(**values))
+
+
+def test_random_settings_cover_all_of_mfvi():
+    assert VALUES.keys() == {field.name for field in fields(MFVI.cls.Settings)}
+
+
+@given(SETTINGS, SETTINGS)
+def test_equal_identity_is_equal_settings(a, b):
+    assert (identity(MFVI, a, STANDARD) == identity(MFVI, b, STANDARD)) == (a == b)
+    assert identity(MFVI, a, STANDARD) == identity(MFVI, MFVI.cls.Settings(**asdict(a)), STANDARD)
+
+
+@given(SETTINGS)
+def test_identity_is_a_file_name(settings):
+    text = identity(MFVI, settings, STANDARD)
+    assert set(text) <= SAFE
+    assert len(text) <= 120
+    assert text.startswith("mfvi")
+
+
+@dataclass
+class Named:
+    """Settings of one text."""
+
+    name: str
+
+
+@given(st.text(max_size=150), st.text(max_size=150))
+def test_any_text_makes_a_file_name_and_no_two_the_same(a, b):
+    entry = Entry("own.module:Method", Named, {}, "own", {})
+    texts = [identity(entry, Named(name), Named("standard")) for name in (a, b)]
+    for text in texts:
+        assert set(text) <= SAFE
+        assert len(text) <= 120
+    assert (texts[0] == texts[1]) == (a == b)
+
+
+def test_standard_settings_are_the_bare_name():
+    assert identity(MFVI, STANDARD, STANDARD) == "mfvi"
+
+
+def test_identity_names_what_differs():
+    settings = MFVI.cls.Settings(learning_rate=0.01, prior_mean_follows=True)
+    assert identity(MFVI, settings, STANDARD) == "mfvi+learning_rate=0.01,prior_mean_follows=true"
+    task = registry.choose("map", "split_digits", "standard", {}, {"batch_size": None, "order": "joint"})
+    assert task.task_identity == "split_digits+order=joint,batch_size=none"
+
+
+def test_identity_is_relative_to_the_standard_preset_and_not_to_defaults():
+    """Settings that `standard` already has leave no trace; the class default then does."""
+    tuned = MFVI.cls.Settings(learning_rate=0.01)
+    assert identity(MFVI, tuned, tuned) == "mfvi"
+    assert identity(MFVI, STANDARD, tuned) == "mfvi+learning_rate=0.001"
+
+
+def test_long_identity_ends_in_a_hash():
+    settings = MFVI.cls.Settings(
+        learning_rate=0.012345678901234567,
+        train_samples=7,
+        initial_rho=-1.2345678901234567,
+        pretrain_epochs=77,
+        kl_weight=0.12345678901234567,
+        prior="scale_mixture",
+    )
+    text = identity(MFVI, settings, STANDARD)
+    assert len(text) == 120
+    assert text[-13] == "-"
+    assert int(text[-12:], 16) >= 0
+    other = MFVI.cls.Settings(**{**asdict(settings), "prior": "tight"})
+    assert identity(MFVI, other, STANDARD) != text
+
+
+def test_own_classes_have_identities_without_colon():
+    choice = registry.choose("toys:OnlyFirstStep", "toys:OwnTask")
+    assert (choice.method_identity, choice.task_identity) == ("toys.OnlyFirstStep", "toys.OwnTask")
+    assert registry.method(choice.method.name).cls is choice.method.cls
+    assert registry.task(choice.task.name).cls is choice.task.cls
+
+
+# ---- choosing
+
+
+def test_lacking_capability_is_refused_with_those_that_have_it():
+    with pytest.raises(UsageError, match="lacks the capability sequential; methods that have it: map, "):
+        registry.choose("toys:CannotGoOn", "split_digits")
+    registry.choose("toys:CannotGoOn", "split_digits", task_values={"order": "joint"})
+
+
+@pytest.mark.parametrize(
+    ("name", "among", "hint"),
+    [
+        ("redial", ["radial", "map"], "did you mean radial?"),
+        ("zzz", ["radial", "map"], "choose from radial, map"),
+    ],
+)
+def test_nearest_names(name, among, hint):
+    assert registry.nearest(name, among) == hint

@@ -1,0 +1,465 @@
+"""Whole runs: what they leave, what stops them, and how they go on."""
+
+import json
+import logging
+import os
+import resource
+import shutil
+import signal
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import toys
+
+import bench
+from bench import metrics, randomness, records, registry, runner
+from bench.data import array_digest
+from bench.errors import BenchError, Diverged, OutputError, UsageError
+from bench.runner import load_scores
+
+FILES = ["arrays.safetensors", "checkpoints", "curves.csv", "figures", "log.txt", "record.json"]
+MINUTES = ["--task.epochs", "150", "--task.test_samples", "4", "--threads", "1"]
+"""Settings of split_digits whose run takes long enough to be stopped in step 3."""
+
+
+def run(folder, method="mfvi", task="split_digits", **options):
+    """A smoke run in a folder."""
+    return bench.run(method, task, out=folder, **{"preset": "smoke"} | options)
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    """A finished run of mfvi on split_digits; not to be changed."""
+    return run(tmp_path_factory.mktemp("runs"))
+
+
+def digest_of(directory):
+    """Digest of a run's arrays."""
+    return records.read_record(directory).provenance.arrays_digest
+
+
+def one_line(text):
+    """The one line on standard error that speaks for `bench`, and nothing like a traceback."""
+    assert "Traceback" not in text, text
+    (line,) = [line for line in text.splitlines() if line.startswith("bench: ")]
+    return line
+
+
+# ---- what a run leaves
+
+
+def test_run_returns_its_directory_and_record(done):
+    assert done.directory.parts[-3:] == ("split_digits+epochs=1,test_samples=4", "mfvi", "smoke-seed0")
+    assert sorted(path.name for path in done.directory.iterdir()) == FILES
+    assert done.record == records.read_record(done.directory)
+    assert done.record.status == "completed"
+    assert done.record.reason is None
+    assert [fit.stage for fit in done.record.fits] == [f"step {t}" for t in range(1, 6)]
+    assert sorted(p.name for p in (done.directory / "checkpoints").iterdir()) == [
+        f"00{t - 1}-step-{t}.ckpt" for t in range(1, 6)
+    ]
+    assert done.record.command == "bench run mfvi split_digits --preset smoke --seed 0"
+
+
+def test_curves_hold_matrix_history_and_validation(done):
+    lines = [line.split(",") for line in (done.directory / "curves.csv").read_text().splitlines()]
+    assert lines[0] == ["curve", "series", "x", "value"]
+    matrix = [line for line in lines if line[0] == "accuracy" and line[1].startswith("pair")]
+    assert len(matrix) == 25
+    assert len([line for line in lines if line[0] == "average_accuracy (validation)"]) == 5
+    for term in ("loss", "likelihood_term", "prior_term"):
+        assert [line[1:3] for line in lines if line[0] == term] == [[f"step {t}", "1"] for t in range(1, 6)]
+
+
+def test_log_tells_stages(done):
+    log = (done.directory / "log.txt").read_text()
+    assert "stage name=step 3 number=3 of=5" in log
+    assert "completed in" in log
+
+
+def test_record_is_what_its_arrays_score(done):
+    """Score is pure: on a task that never saw its data, and it leaves the arrays as they are."""
+    task, arrays = load_scores(done.directory)
+    before = array_digest(arrays)
+    scores = task.score(arrays)
+    assert scores == task.score(arrays)
+    assert array_digest(arrays) == before == done.record.provenance.arrays_digest
+    assert records.split_metrics(scores, task.spec) == (done.record.metrics, done.record.undefined)
+    assert not hasattr(task, "_images")
+
+
+def test_loaded_method_predicts_as_its_run_did(done):
+    """The run's last prediction, once more: of its inputs the test set stood first."""
+    method = bench.load(done.directory)
+    task, arrays = load_scores(done.directory)
+    generator = torch.Generator().manual_seed(randomness.derive(0, "predict", "step 5", 5))
+    again = metrics.store(method.predict(task.images.test_inputs, 4, generator).average())
+    np.testing.assert_allclose(again.astype(float), arrays["log_probs"].astype(float), rtol=2e-3, atol=2e-3)
+    assert len(method.history) == 1
+
+
+def test_load_without_checkpoint_is_one_line(done, tmp_path):
+    shutil.copytree(done.directory, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    with pytest.raises(UsageError, match="holds no checkpoint"):
+        bench.load(tmp_path / "run")
+    with pytest.raises(UsageError, match=r"holds no run: there is no record\.json"):
+        bench.load(tmp_path)
+
+
+@pytest.mark.parametrize("method", registry.methods())
+@pytest.mark.parametrize("order", ["sequential", "joint"])
+def test_same_seed_same_arrays(tmp_path, method, order):
+    needs = {"sequential"} if order == "sequential" else set()
+    if not needs <= registry.method(method).cls.provides:
+        with pytest.raises(UsageError, match="lacks the capability sequential; methods that have it: map, "):
+            run(tmp_path, method)
+        return
+    options = {"method": method, "task_settings": {"order": order}}
+    same = [run(tmp_path / str(i), **options).record.provenance.arrays_digest for i in range(2)]
+    assert same[0] == same[1]
+    assert run(tmp_path, seed=6, **options).record.provenance.arrays_digest != same[0]
+
+
+def test_user_s_own_method_and_task_run_load_and_show(tmp_path):
+    done = run(tmp_path, "toys:OnlyFirstStep", "toys:OwnTask")
+    assert done.directory.relative_to(tmp_path).parts[:2] == ("toys.OwnTask", "toys.OnlyFirstStep")
+    assert done.record.method.name == "toys:OnlyFirstStep"
+    assert bench.load(done.directory).__class__ is toys.OnlyFirstStep
+    task, arrays = load_scores(done.directory)
+    assert records.split_metrics(task.score(arrays), task.spec)[0] == done.record.metrics
+
+
+def test_number_that_is_not_finite_stays_out_of_the_record_and_in_the_curves(tmp_path):
+    done = run(tmp_path, "map", "toys:LogsInfinity")
+    assert done.record.validation.keys() == {"average_accuracy"}
+    assert "nll (validation),fit,0.0,inf" in (done.directory / "curves.csv").read_text()
+
+
+# ---- wrong arguments from Python
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "redial"}, "unknown method 'redial': did you mean radial"),
+        ({"task": "split_mnits"}, "unknown task 'split_mnits': did you mean split_mnist"),
+        ({"preset": "smok"}, "unknown preset 'smok': did you mean smoke"),
+        ({"seed": -1}, "--seed -1: must be 0 or more"),
+        ({"threads": 0}, "--threads 0: must be 1 or more"),
+        ({"method_settings": {"learning_rate": 0}}, "--method.learning_rate 0: .*greater than 0"),
+        ({"method_settings": {"learning_rat": 1}}, "mfvi has no such setting; did you mean learning_rate"),
+        ({"task_settings": {"dataset": "mnist"}}, "--task.dataset: split_digits has no such setting"),
+        ({"trainer": {"devises": 2}}, "--trainer.devises 2: "),
+        ({"method": "toys:CannotGoOn"}, "lacks the capability sequential; .* map, "),
+        ({"method": "toys:NoSuchClass"}, "cannot import the method 'toys:NoSuchClass'"),
+        ({"method": "toys:OwnTask"}, "'toys:OwnTask' is no Method"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path, options, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        run(tmp_path, **options)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- a directory that is taken
+
+
+def test_finished_run_is_kept_and_force_replaces_it(tmp_path):
+    done = run(tmp_path)
+    before = (done.directory / "record.json").read_bytes()
+    (done.directory / "note.txt").write_text("mine")
+    with pytest.raises(UsageError, match="holds a completed run: it is kept; --force replaces it"):
+        run(tmp_path)
+    assert (done.directory / "record.json").read_bytes() == before
+    assert sorted(path.name for path in done.directory.iterdir()) == sorted([*FILES, "note.txt"])
+    again = run(tmp_path, force=True)
+    assert sorted(path.name for path in again.directory.iterdir()) == FILES
+    assert again.record.provenance.arrays_digest == done.record.provenance.arrays_digest
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_second_process_on_a_directory_is_refused(tmp_path, force):
+    """While the first runs, the second gets one line and touches nothing, --force or not."""
+    refused = []
+
+    def second(event, values):
+        if event == "log":
+            with pytest.raises(UsageError, match="is being written by another process") as caught:
+                run(tmp_path, force=force)
+            refused.append(str(caught.value))
+
+    done = run(tmp_path, observers=(second,))
+    assert len(refused) == 5
+    assert sorted(path.name for path in done.directory.iterdir()) == FILES
+
+
+def stop_in_step_3(folder, **options):
+    """A run that is stopped when its third fit has ended; returns its directory."""
+
+    def stop(event, values):
+        if event == "log" and values["step"] == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(folder, observers=(stop,), **options)
+    (marker,) = folder.rglob("unfinished.json")
+    return marker.parent
+
+
+def test_stopped_run_is_visibly_unfinished_and_goes_on(tmp_path, done):
+    directory = stop_in_step_3(tmp_path)
+    assert sorted(p.name for p in directory.iterdir()) == ["checkpoints", "log.txt", "unfinished.json"]
+    assert len(list((directory / "checkpoints").iterdir())) == 3
+    with pytest.raises(UsageError, match="holds an unfinished run"):
+        records.read_record(directory)
+    epochs = []
+    again = run(tmp_path, observers=(lambda event, values: epochs.append(event),))
+    assert epochs.count("epoch") == 2
+    assert again.record.provenance.arrays_digest == done.record.provenance.arrays_digest
+    assert again.record.metrics == done.record.metrics
+    assert [fit.steps for fit in again.record.fits] == [fit.steps for fit in done.record.fits]
+    assert sorted(path.name for path in directory.iterdir()) == FILES
+
+
+@pytest.mark.parametrize("what", ["source", "threads", "trainer", "method"])
+def test_unfinished_run_under_other_circumstances_is_one_line(tmp_path, monkeypatch, what):
+    # The directory names only settings that differ from `standard`; when that preset itself moves, the
+    # directory stays and the settings differ.
+    directory = stop_in_step_3(tmp_path)
+    options = {}
+    if what == "source":
+        monkeypatch.setattr(records, "source_hash", lambda: "another")
+    elif what == "threads":
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
+    elif what == "trainer":
+        options = {"trainer": {"precision": "bf16-mixed"}}
+    else:
+        choose = registry.choose
+        settings = registry.method("mfvi").cls.Settings(learning_rate=0.5)
+        monkeypatch.setattr(registry, "choose", lambda *a: replace(choose(*a), method_settings=settings))
+    with pytest.raises(UsageError, match=f"holds an unfinished run with another {what}; --force") as caught:
+        run(tmp_path, **options)
+    assert "\n" not in str(caught.value)
+    assert len(list((directory / "checkpoints").iterdir())) == 3
+    epochs = []
+    run(tmp_path, force=True, observers=(lambda event, values: epochs.append(event),), **options)
+    assert epochs.count("epoch") == 5
+
+
+# ---- runs that go wrong
+
+
+def test_diverged_run_is_recorded_with_stage_and_step(tmp_path, done):
+    with pytest.raises(Diverged, match="epoch 1, step 2: the loss is nan; recorded in"):
+        run(tmp_path, "toys:TurnsNaN", method_settings={"at_step": 2})
+    (path,) = tmp_path.rglob("record.json")
+    record = records.read_record(path.parent)
+    assert record.status == "diverged"
+    assert record.reason == "diverged at stage 'step 1', epoch 1, step 2: the loss is nan"
+    assert record.metrics.keys() == record.undefined.keys() == done.record.metrics.keys()
+    assert set(record.metrics.values()) == {None}
+    assert set(record.undefined.values()) == {"the run diverged"}
+    assert record.provenance.arrays_digest is None
+    assert not (path.parent / "unfinished.json").exists()
+    with pytest.raises(UsageError, match="holds a diverged run: it is kept"):
+        run(tmp_path, "toys:TurnsNaN", method_settings={"at_step": 2})
+
+
+def test_failed_run_is_recorded_and_the_next_one_replaces_it(tmp_path, monkeypatch):
+    with pytest.raises(BenchError, match="this method has a bug; the traceback is in") as caught:
+        run(tmp_path, "toys:HasBug")
+    assert caught.value.exit_code == 1
+    assert "\n" not in str(caught.value)
+    (path,) = tmp_path.rglob("record.json")
+    record = records.read_record(path.parent)
+    assert (record.status, record.reason) == ("failed", "failed: RuntimeError: this method has a bug")
+    assert set(record.metrics.values()) == {None}
+    assert "says so in two lines" in (path.parent / "log.txt").read_text()
+    monkeypatch.delattr(toys.HasBug, "loss_terms")
+    again = run(tmp_path, "toys:HasBug")
+    assert again.record.status == "completed"
+    assert "Traceback" not in (again.directory / "log.txt").read_text()
+
+
+def test_missing_file_of_a_method_is_its_bug_and_no_full_disk(tmp_path):
+    with pytest.raises(BenchError, match="failed: FileNotFoundError") as caught:
+        run(tmp_path, "toys:MissesFile")
+    assert caught.value.exit_code == 1
+
+
+def test_score_with_a_bug_is_a_failed_run(tmp_path):
+    with pytest.raises(BenchError, match="failed: ValueError: score gave"):
+        run(tmp_path, "map", "toys:CannotScore")
+    (path,) = tmp_path.rglob("record.json")
+    assert records.read_record(path.parent).status == "failed"
+
+
+def test_targets_are_locked_while_a_task_runs(tmp_path):
+    with pytest.raises(BenchError, match="failed: RuntimeError: the targets of a task are not to be read"):
+        run(tmp_path, "map", "toys:Peeks")
+
+
+@pytest.mark.parametrize("place", ["below a file", "/proc"])
+def test_directory_that_cannot_be_written_is_one_line(tmp_path, place):
+    (tmp_path / "file").write_text("")
+    out = tmp_path / "file" / "runs" if place == "below a file" else "/proc/runs"
+    with pytest.raises(OutputError, match=r"cannot write .*; choose another --out") as caught:
+        run(out)
+    assert caught.value.exit_code == 5
+
+
+@pytest.mark.parametrize("name", ["001-step-2.ckpt", "arrays.safetensors", "curves.csv", "record.json"])
+def test_full_disk_at_any_file_is_one_line_and_the_run_goes_on(tmp_path, monkeypatch, done, name):
+    real = os.replace
+
+    def full(source, target):
+        if str(target).endswith(name):
+            raise OSError(28, "No space left on device", str(target))
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        with pytest.raises(OutputError, match="No space left on device") as caught:
+            run(tmp_path)
+    assert "\n" not in str(caught.value)
+    (marker,) = tmp_path.rglob("unfinished.json")
+    present = sorted(path.name for path in marker.parent.rglob("*"))
+    assert name not in present
+    assert "record.json" not in present
+    assert not [path for path in present if path.endswith(".writing")]
+    assert run(tmp_path).record.provenance.arrays_digest == done.record.provenance.arrays_digest
+
+
+def test_full_disk_under_the_log_is_one_line(tmp_path, monkeypatch, capsys):
+    """Logging's own answer to a failing stream would be a traceback for every line of the log."""
+
+    def full(self):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(logging.StreamHandler, "flush", full)
+    with pytest.raises(OutputError, match=r"log\.txt: No space left on device"):
+        run(tmp_path)
+    monkeypatch.undo()
+    assert "Traceback" not in capsys.readouterr().err
+    assert run(tmp_path).record.status == "completed"
+
+
+# ---- processes
+
+
+def wait_for(process, condition, seconds=120):
+    """Waits until a condition holds while the process lives."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    pytest.fail("the run did not get so far")
+
+
+def in_step_3(out):
+    """Whether the run below a folder trains its third step."""
+    log = next(out.rglob("log.txt"), None)
+    return log is not None and "stage name=step 3" in (text := log.read_text()) and "step 4" not in text
+
+
+@pytest.mark.slow
+def test_killed_run_goes_on_to_the_numbers_of_an_undisturbed_one(tmp_path):
+    """`kill -9` in step 3, a second process meanwhile, and the same command again."""
+    command = ["run", "mfvi", "split_digits", *MINUTES, "--out"]
+    process = toys.start([*command, "killed"], tmp_path)
+    wait_for(process, lambda: in_step_3(tmp_path / "killed"))
+    process.send_signal(signal.SIGSTOP)  # a second process takes seconds to start
+    second = toys.call([*command, "killed"], tmp_path)
+    process.send_signal(signal.SIGKILL)
+    assert second.returncode == 2
+    assert "is being written by another process" in one_line(second.stderr)
+    process.communicate()
+    (directory,) = [path.parent for path in (tmp_path / "killed").rglob("log.txt")]
+    assert process.returncode == -signal.SIGKILL
+    names = {path.name for path in directory.rglob("*")}
+    assert "unfinished.json" in names
+    assert "record.json" not in names
+    assert {"000-step-1.ckpt", "001-step-2.ckpt"} <= names
+    shown = toys.call(["show", str(directory)], tmp_path)
+    assert shown.returncode == 2
+    assert "holds an unfinished run" in one_line(shown.stderr)
+
+    again = toys.call([*command, "killed"], tmp_path)
+    whole = toys.call([*command, "whole"], tmp_path)
+    assert (again.returncode, whole.returncode) == (0, 0), again.stderr + whole.stderr
+    (undisturbed,) = [path.parent for path in (tmp_path / "whole").rglob("record.json")]
+    assert digest_of(directory) == digest_of(undisturbed)
+    log = (directory / "log.txt").read_text()
+    assert log.count("bench run mfvi split_digits") == 2
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_with_one_line_and_130(tmp_path):
+    command = ["run", "mfvi", "split_digits", *MINUTES]
+    process = toys.start(command, tmp_path)
+    wait_for(process, lambda: in_step_3(tmp_path))
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert one_line(err) == "bench: stopped; the same command goes on from here"
+    assert out == ""
+    (marker,) = tmp_path.rglob("unfinished.json")
+    assert json.loads(marker.read_text())["seed"] == 0
+    assert not list(tmp_path.rglob("record.json"))
+
+
+@pytest.mark.slow
+def test_file_size_limit_is_a_full_disk(tmp_path):
+    """A real write that fails half-way: one line, exit 5, nothing half-written, and the run goes on."""
+    command = ["run", "mfvi", "split_digits", "--preset", "smoke", "--threads", "1"]
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    process = toys.start(command, tmp_path, preexec_fn=limit)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 5, err
+    assert one_line(err).endswith("000-step-1.ckpt: File too large")
+    assert out == ""
+    present = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert present == ["log.txt", "unfinished.json"]
+    again = toys.call(command, tmp_path)
+    assert again.returncode == 0, again.stderr
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_run(tmp_path, done):
+    """DDP: one record, written once; and the same command goes on with a run that was stopped."""
+    ddp = ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
+    command = ["run", "mfvi", "split_digits", "--preset", "smoke", "--threads", "1", *ddp]
+    finished = toys.call(command, tmp_path)
+    assert finished.returncode == 0, finished.stderr
+    (path,) = tmp_path.rglob("record.json")
+    assert finished.stdout.splitlines() == [str(path.parent.relative_to(tmp_path))]
+    record = records.read_record(path.parent)
+    assert sorted(p.name for p in path.parent.iterdir()) == FILES
+    assert (path.parent / "log.txt").read_text().count("bench run mfvi") == 1
+    # 128 examples a step and process: half the steps of one process, rounded up.
+    assert [fit.steps for fit in record.fits] == [2, 2, 2, 2, 1]
+    assert [fit.steps for fit in done.record.fits] == [3, 3, 3, 3, 2]
+    task, arrays = load_scores(path.parent)
+    assert records.split_metrics(task.score(arrays), task.spec)[0] == record.metrics
+
+    # As if it had been killed after step 3.
+    for name in ("record.json", "arrays.safetensors", "curves.csv"):
+        (path.parent / name).unlink()
+    for number in (3, 4):
+        next((path.parent / "checkpoints").glob(f"00{number}-*")).unlink()
+    options = runner.TrainerOptions(accelerator="cpu", devices=2, strategy="ddp")
+    choice = registry.choose("mfvi", "split_digits", "smoke")
+    fingerprint = runner._fingerprint(choice, 0, record.task.data_digest, options) | {"threads": 1}
+    (path.parent / "unfinished.json").write_text(json.dumps(fingerprint, indent=2, sort_keys=True))
+    again = toys.call(command, tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert digest_of(path.parent) == record.provenance.arrays_digest

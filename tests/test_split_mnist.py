@@ -1,0 +1,347 @@
+"""The split tasks: metrics by hand, the protocol, adversarial predictions, and the published pattern."""
+
+import math
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import bench
+from bench import data, metrics, registry
+from bench.contract import Categorical, Undefined
+from bench.runner import load_scores
+from bench.tasks.split_mnist import SPLIT, SplitMNIST
+
+LABELS = np.repeat(np.arange(10, dtype=np.uint8), 2)  # two test examples of each class
+
+
+def make(name="split_digits", **values):
+    """A split task with its standard settings, but for `values`."""
+    entry = registry.task(name)
+    return SplitMNIST(registry.build(entry.cls.Settings, {**entry.fixed, **values}, "task"))
+
+
+def one_hot(classes, probability=1.0):
+    """Stored log-probabilities that give each example's class this probability, the rest evenly."""
+    rest = (1 - probability) / 9
+    p = torch.full((len(classes), 10), rest, dtype=torch.float64)
+    p[torch.arange(len(classes)), torch.as_tensor(classes).long()] = probability
+    return metrics.store(p.log())
+
+
+def arrays_of(*steps, last=None, labels=LABELS):
+    """Arrays of a run whose class predictions are `steps`; of the last step as certain log-probabilities."""
+    last = one_hot(steps[-1]) if last is None else last
+    return {"predicted": np.array(steps[:-1], np.uint8), "log_probs": last, "labels": labels}
+
+
+def forgets(t):
+    """Predictions of a network that knows pair t alone: right on it, class 2t on all else."""
+    pair = SPLIT[t]
+    return np.where(np.isin(LABELS, pair), LABELS, pair[0])
+
+
+# ---- metrics by hand
+
+
+def test_matrix_and_metrics_of_total_forgetting():
+    arrays = arrays_of(*(forgets(t) for t in range(5)))
+    np.testing.assert_array_equal(SplitMNIST.accuracy_matrix(arrays), np.eye(5))
+    scores = make().score(arrays)
+    assert scores["average_accuracy"] == pytest.approx(0.2, abs=1e-15)
+    assert scores["learning_accuracy"] == scores["minimum_learning_accuracy"] == 1
+    assert scores["forgetting"] == 1
+    assert scores["backward_transfer"] == -1
+    assert scores["average_nll"] == pytest.approx(0.8 * 1e4, rel=1e-6)  # zero is stored as exp(-1e4)
+
+
+def test_metrics_of_perfect_memory():
+    seen = [np.where(2 * (t + 1) > LABELS, LABELS, 0) for t in range(5)]
+    scores = make().score(arrays_of(*seen))
+    assert scores == {
+        "average_accuracy": 1.0,
+        "average_nll": 0.0,
+        "learning_accuracy": 1.0,
+        "minimum_learning_accuracy": 1.0,
+        "forgetting": 0.0,
+        "backward_transfer": 0.0,
+    }
+
+
+def test_metrics_of_learning_nothing_after_the_first_step():
+    """The other way to 20%: only the learning accuracies tell it from total forgetting."""
+    scores = make().score(arrays_of(*[forgets(0)] * 5))
+    assert scores["average_accuracy"] == pytest.approx(0.2)
+    assert scores["learning_accuracy"] == pytest.approx(0.2)
+    assert scores["minimum_learning_accuracy"] == 0
+    assert scores["forgetting"] == scores["backward_transfer"] == 0
+
+
+def test_metrics_of_an_uneven_matrix():
+    """A by hand; best past and diagonal differ, the last pair counts neither as forgotten nor transferred."""
+    matrix = np.array(
+        [
+            [0.50, 0.00, 0.25, 0.00, 0.00],
+            [0.75, 1.00, 0.00, 0.00, 0.00],
+            [0.25, 0.50, 0.75, 0.00, 1.00],
+            [0.00, 0.25, 1.00, 1.00, 0.00],
+            [0.50, 0.00, 0.25, 1.00, 0.75],
+        ]
+    )
+    labels = np.repeat(np.arange(10, dtype=np.uint8), 2)  # four examples a pair
+    steps = []
+    for row in matrix:
+        predicted = (labels + 5) % 10
+        for s, share in enumerate(row):
+            rows = np.flatnonzero(labels // 2 == s)[: round(4 * share)]
+            predicted[rows] = labels[rows]
+        steps.append(predicted)
+    arrays = arrays_of(*steps)
+    np.testing.assert_array_equal(SplitMNIST.accuracy_matrix(arrays), matrix)
+    scores = make().score(arrays)
+    assert scores["average_accuracy"] == pytest.approx((0.5 + 0 + 0.25 + 1 + 0.75) / 5)
+    assert scores["learning_accuracy"] == pytest.approx((0.5 + 1 + 0.75 + 1 + 0.75) / 5)
+    assert scores["minimum_learning_accuracy"] == 0.5
+    assert scores["forgetting"] == pytest.approx((0.25 + 1 + 0.75 + 0) / 4)
+    assert scores["backward_transfer"] == pytest.approx((0 - 1 - 0.5 + 0) / 4)
+
+
+def test_average_is_over_pairs_and_not_over_examples():
+    """Three examples of class 0 and one of each other class: pairs of four and of two examples."""
+    labels = np.array([0, 0, 0, *range(1, 10)], np.uint8)
+    scores = make().score(arrays_of(*[np.where(labels == 0, 0, 9)] * 5, labels=labels))
+    assert scores["average_accuracy"] == pytest.approx((3 / 4 + 0 + 0 + 0 + 1 / 2) / 5)
+
+
+def test_nll_by_hand():
+    arrays = arrays_of(*[LABELS] * 5, last=one_hot(LABELS, 0.5))
+    assert make().score(arrays)["average_nll"] == pytest.approx(math.log(2), abs=1e-3)  # float16
+    arrays["log_probs"] = one_hot((LABELS + 1) % 10, 0.5)
+    assert make().score(arrays)["average_nll"] == pytest.approx(math.log(18), abs=1e-3)
+
+
+def test_joint_training_has_no_forgetting_and_says_why():
+    arrays = {"log_probs": one_hot(LABELS), "labels": LABELS}
+    task = make(order="joint")
+    scores = task.score(arrays)
+    assert (scores.pop("average_accuracy"), scores.pop("average_nll")) == (1, 0)
+    assert set(scores.values()) == {Undefined("joint training has one step")}
+    assert all(task.spec.metrics[name].may_be_undefined for name in scores)
+    assert not any(metric.may_be_undefined for metric in make().spec.metrics.values())
+    assert [row.x for row in task.curves(arrays)] == [1] * 6
+    assert not task.spec.ranked
+    assert not task.spec.requires
+
+
+def test_curve_of_seen_pairs():
+    rows = make().curves(arrays_of(*(forgets(t) for t in range(5))))
+    seen = [row.value for row in rows if row.series == "seen pairs"]
+    assert seen == pytest.approx([1, 1 / 2, 1 / 3, 1 / 4, 1 / 5])  # the published 100/50/33/25/20 %
+
+
+# ---- adversarial predictions
+
+
+@pytest.mark.parametrize("constant", range(10))
+def test_constant_prediction_scores_a_tenth(constant):
+    scores = make().score(arrays_of(*[np.full_like(LABELS, constant)] * 5))
+    assert scores["average_accuracy"] == pytest.approx(0.1)
+    assert scores["minimum_learning_accuracy"] == 0
+    assert scores["forgetting"] == 0
+
+
+def test_uniform_prediction_gains_nothing_from_ties():
+    uniform = metrics.store(torch.full((len(LABELS), 10), -math.log(10)))
+    scores = make().score(arrays_of(*[np.zeros_like(LABELS)] * 5, last=uniform))
+    assert scores["average_accuracy"] == pytest.approx(0.1)
+    assert scores["average_nll"] == pytest.approx(math.log(10), rel=1e-12)
+
+
+def test_shuffled_labels_score_chance():
+    labels = np.repeat(np.arange(10, dtype=np.uint8), 1000)
+    shuffled = np.random.default_rng(0).permutation(labels)
+    scores = make().score(arrays_of(*[shuffled] * 5, labels=labels))
+    # Standard error of an accuracy of 0.1 over 10,000 examples: 0.003; four of them.
+    assert scores["average_accuracy"] == pytest.approx(0.1, abs=0.012)
+    assert scores["learning_accuracy"] == pytest.approx(0.1, abs=0.012)
+
+
+# ---- the protocol
+
+
+class Recorder:
+    """An engine that fits nothing and keeps what it was asked."""
+
+    def __init__(self):
+        self.problems, self.budgets, self.starts, self.inputs, self.stages, self.logged = (
+            [],
+            [],
+            [],
+            [],
+            [],
+            [],
+        )
+
+    def fit(self, problem, budget, start=None):
+        """Fits nothing."""
+        self.problems.append(problem)
+        self.budgets.append(budget)
+        self.starts.append(start)
+        return Fitted(len(self.problems))
+
+    def predict(self, method, inputs, num_samples):
+        """Every class alike."""
+        self.inputs.append(inputs)
+        return Categorical(torch.zeros(num_samples, len(inputs), 10).log_softmax(-1))
+
+    def log(self, *arguments):
+        """Keeps them."""
+        self.logged.append(arguments)
+
+    def stage(self, *arguments):
+        """Keeps them."""
+        self.stages.append(arguments)
+
+
+class Fitted:
+    """A fitted method that knows its number."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def as_prior(self):
+        """Its name."""
+        return f"posterior {self.number}"
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    """What the sequential task on digits asks of an engine, and its arrays."""
+    engine = Recorder()
+    return engine, make().run(engine)
+
+
+def test_steps_see_their_own_classes_only(recorded):
+    engine, _ = recorded
+    assert len(engine.problems) == 5
+    for problem, pair in zip(engine.problems, SPLIT, strict=True):
+        for part in (problem.train, problem.val):
+            assert set(part.tensors[1].tolist()) == set(pair)
+        assert problem.num_train == len(problem.train)
+        assert problem.network()[-1].out_features == 10  # one head over all classes
+
+
+def test_prior_of_a_step_is_the_posterior_of_the_step_before(recorded):
+    engine, _ = recorded
+    assert [p.prior for p in engine.problems[1:]] == [f"posterior {t}" for t in range(1, 5)]
+    parameters = dict(engine.problems[0].network().named_parameters())
+    for first in engine.problems[0].prior(parameters).values():
+        assert (first.mean == 0).all()
+        assert (first.variance == 1).all()
+    assert [None if s is None else s.number for s in engine.starts] == [None, 1, 2, 3, 4]
+
+
+def test_budget_and_stages(recorded):
+    engine, arrays = recorded
+    assert {(b.epochs, b.batch_size, b.patience) for b in engine.budgets} == {(10, 128, None)}
+    assert engine.stages == [(f"step {t}", t, 5) for t in range(1, 6)]
+    assert [(name, step) for name, _, step in engine.logged] == [("average_accuracy", t) for t in range(1, 6)]
+    assert arrays.keys() == {"log_probs", "predicted"}
+    assert arrays["log_probs"].shape == (355, 10)
+    assert arrays["predicted"].shape == (4, 355)
+    assert arrays["predicted"].dtype == np.uint8
+
+
+def test_predictions_are_on_the_whole_test_set_and_the_validation_sets_seen_so_far(recorded):
+    engine, _ = recorded
+    test = make().images.test_inputs
+    for step, inputs in enumerate(engine.inputs, 1):
+        assert torch.equal(inputs[: len(test)], test)
+        assert len(inputs) == len(test) + sum(len(p.val) for p in engine.problems[:step])
+
+
+@pytest.mark.parametrize("order", ["sequential", "joint"])
+def test_validation_is_the_last_tenth_of_each_class_and_disjoint(order):
+    task = make(order=order)
+    images = task.images
+    pixels = images.train_inputs.flatten(1)
+    for step, classes in enumerate(task.steps()):
+        problem = task.problem(step)
+        for c in classes:
+            rows = pixels[images.train_labels == c]
+            cut = len(rows) - len(rows) // 10
+            for part, expected in ((problem.train, rows[:cut]), (problem.val, rows[cut:])):
+                inputs, labels = part.tensors
+                assert torch.equal(inputs.flatten(1)[labels == c], expected)
+    sizes = [len(task.problem(s).train) + len(task.problem(s).val) for s in range(len(task.steps()))]
+    assert sum(sizes) == len(images.train_labels)
+
+
+def test_joint_is_one_step_over_all_classes():
+    engine = Recorder()
+    arrays = make(order="joint").run(engine)
+    (problem,) = engine.problems
+    assert set(problem.train.tensors[1].tolist()) == set(range(10))
+    assert arrays.keys() == {"log_probs"}
+
+
+def test_targets_are_the_published_test_labels():
+    targets = make().targets()
+    assert targets.keys() == {"labels"}
+    assert targets["labels"].dtype == np.uint8
+    np.testing.assert_array_equal(targets["labels"], make().images.test_labels)
+
+
+# ---- the published pattern
+
+
+def follows_the_pattern(matrix):
+    """Every pair is learned in its step and forgotten in the next: 100/50/33/25/20 %."""
+    return bool((np.diag(matrix) >= 0.95).all() and (matrix[np.tril_indices(5, -1)] <= 0.05).all())
+
+
+def matrix_of(method, task, folder, **options):
+    """A[t, s] of a run, and its average accuracy."""
+    done = bench.run(method, task, out=folder, **options)
+    return SplitMNIST.accuracy_matrix(load_scores(done.directory)[1]), done.record.metrics["average_accuracy"]
+
+
+def test_method_that_ignores_later_steps_averages_the_same_and_fails_the_check(tmp_path):
+    """Negative control on digits: 20% in the end, as total forgetting has, and yet no pattern."""
+    matrix, average = matrix_of("toys:OnlyFirstStep", "split_digits", tmp_path)
+    assert average == pytest.approx(0.2, abs=0.02)
+    assert matrix[0, 0] >= 0.95
+    assert not follows_the_pattern(matrix)
+    assert (np.diag(matrix)[1:] <= 0.05).all()
+
+
+def test_check_knows_the_pattern():
+    assert follows_the_pattern(np.eye(5) * 0.96)
+    assert follows_the_pattern(np.eye(5) + np.triu(np.full((5, 5), 0.3), 1))
+    assert not follows_the_pattern(np.eye(5) * 0.94)
+    assert not follows_the_pattern(np.eye(5) + np.tril(np.full((5, 5), 0.06), -1))
+
+
+@pytest.fixture
+def mnist():
+    """Real MNIST must be there."""
+    if data.find("mnist") is None:
+        reason = "mnist is in no folder of this machine: set BENCH_DATA"
+        (pytest.fail if os.environ.get("BENCH_REQUIRE_DATA") == "1" else pytest.skip)(reason)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("mnist")
+def test_mfvi_shows_the_published_pattern_on_mnist(tmp_path):
+    matrix, average = matrix_of("mfvi", "split_mnist", tmp_path)
+    assert follows_the_pattern(matrix), matrix.round(3)
+    assert average == pytest.approx(0.2, abs=0.02)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("mnist")
+def test_negative_control_fails_the_check_on_mnist(tmp_path):
+    matrix, average = matrix_of("toys:OnlyFirstStep", "split_mnist", tmp_path, task_settings={"epochs": 2})
+    assert average == pytest.approx(0.2, abs=0.02)
+    assert not follows_the_pattern(matrix)

@@ -1,0 +1,352 @@
+"""Weight space: flat vectors, draws, and the walks over the samples, which must agree."""
+
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from bench import networks, weights
+from bench.weights import forward, ravel, reparametrise, sampled_outputs, unravel
+
+TOLERANCE = {torch.float64: {"rtol": 1e-12, "atol": 1e-12}, torch.float32: {"rtol": 2e-4, "atol": 2e-5}}
+
+
+class Skip(nn.Module):
+    """A user's own network: a skip connection, a layer without bias and a parameter that is no layer's."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 3, bias=False)
+        self.scale = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x):
+        """Outputs for inputs `[B, 6]`."""
+        return self.second(x + self.scale * self.first(x).tanh())
+
+
+def no_bias():
+    return nn.Sequential(nn.Linear(6, 5, bias=False), nn.Tanh(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+def shared_activation():
+    tanh = nn.Tanh()
+    return nn.Sequential(nn.Linear(6, 5), tanh, nn.Linear(5, 4), tanh, nn.Linear(4, 3), tanh)
+
+
+def single_layer():
+    return nn.Sequential(nn.Linear(6, 3))
+
+
+def small_mlp():
+    return networks.mlp(6, 3, (8, 7))
+
+
+def wide_cnn():
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(4, 5, 2), nn.Flatten(), nn.Linear(20, 3)
+    )
+
+
+def small_lenet():
+    return networks.lenet(width=0.25)
+
+
+STACKS = [small_mlp, no_bias, shared_activation, single_layer]
+SHAPES = {small_lenet: (1, 28, 28), wide_cnn: (3, 8, 8)}
+
+
+def case(make, num_samples, dtype=torch.float64, batch=5):
+    """A network, stacked weights that are leaves, and inputs."""
+    torch.manual_seed(0)
+    network = make().to(dtype)
+    stacked = {
+        name: (0.3 * torch.randn(num_samples, *p.shape, dtype=dtype)).requires_grad_()
+        for name, p in network.named_parameters()
+    }
+    return network, stacked, torch.randn(batch, *SHAPES.get(make, (6,)), dtype=dtype)
+
+
+def outputs_and_gradients(network, stacked, inputs, walk):
+    outputs = forward(network, stacked, inputs, walk)
+    cotangent = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1), dtype=outputs.dtype)
+    return outputs, torch.autograd.grad((outputs * cotangent).sum(), list(stacked.values()))
+
+
+def plain(network, stacked, inputs):
+    """What every walk must give: the network itself, once per sample."""
+    samples = len(next(iter(stacked.values())))
+    return torch.stack(
+        [functional_call(network, {k: w[s] for k, w in stacked.items()}, inputs) for s in range(samples)]
+    )
+
+
+# ------------------------------------------------------------------------------------------------ walks
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("num_samples", [1, 3])
+@pytest.mark.parametrize("make", [*STACKS, small_lenet, wide_cnn, Skip])
+def test_walks_agree_in_outputs_and_gradients(make, num_samples, dtype):
+    network, stacked, inputs = case(make, num_samples, dtype)
+    expected = plain(network, stacked, inputs)
+    assert expected.shape == (num_samples, 5, 10 if make is small_lenet else 3)
+    cotangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    expected_gradients = torch.autograd.grad((expected * cotangent).sum(), list(stacked.values()))
+    for walk in (None, "loop", "vmap", *(["stacked"] if make in STACKS else [])):
+        outputs, gradients = outputs_and_gradients(network, stacked, inputs, walk)
+        torch.testing.assert_close(outputs, expected, **TOLERANCE[dtype])
+        for ours, theirs in zip(gradients, expected_gradients, strict=True):
+            torch.testing.assert_close(ours, theirs, **TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("walk", [None, "loop", "vmap", "stacked"])
+def test_images_into_a_linear_stack_are_flattened(walk):
+    network, stacked, inputs = case(small_mlp, 3)
+    torch.testing.assert_close(
+        forward(network, stacked, inputs.view(5, 1, 2, 3), walk), plain(network, stacked, inputs)
+    )
+
+
+def test_the_networks_own_weights_are_neither_used_nor_changed():
+    network, stacked, inputs = case(small_mlp, 2)
+    before = forward(network, stacked, inputs)
+    with torch.no_grad():
+        for p in network.parameters():
+            p.fill_(float("nan"))
+    torch.testing.assert_close(forward(network, stacked, inputs), before, rtol=0, atol=0)
+    assert all(p.isnan().all() for p in network.parameters())
+
+
+def test_the_default_is_stacked_for_small_linear_stacks_and_else_the_loop(monkeypatch):
+    taken = []
+    genuine = weights._stacked
+    monkeypatch.setattr(weights, "_stacked", lambda *a: taken.append("stacked") or genuine(*a))
+    for make in STACKS:
+        forward(*case(make, 3))
+    assert taken == ["stacked"] * len(STACKS)
+    for make in (Skip, wide_cnn, small_lenet):
+        forward(*case(make, 3))
+    monkeypatch.setattr(
+        weights, "_LARGEST_STACK", 3 * 5 * 8 - 1
+    )  # one float less than small_mlp's activation
+    forward(*case(small_mlp, 3))
+    assert len(taken) == len(STACKS)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        small_lenet,
+        Skip,
+        lambda: nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Linear(6, 3)),
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.Softmax(0), nn.Linear(4, 3)),
+        lambda: nn.Sequential(nn.Flatten(0), nn.Linear(30, 3)),
+    ],
+)
+def test_stacked_refuses_what_is_no_plain_stack(make):
+    network, stacked, inputs = case(make, 2)
+    with pytest.raises(ValueError, match="stacked walk needs a plain stack of linear layers"):
+        forward(network, stacked, inputs, "stacked")
+
+
+def test_a_layer_used_twice_is_walked_in_a_loop():
+    layer = nn.Linear(6, 6)
+    network = nn.Sequential(layer, nn.Tanh(), layer).double()
+    stacked = {n: torch.randn(3, *p.shape, dtype=torch.float64) for n, p in network.named_parameters()}
+    inputs = torch.randn(5, 6, dtype=torch.float64)
+    torch.testing.assert_close(forward(network, stacked, inputs), plain(network, stacked, inputs))
+
+
+def test_sequences_into_a_linear_stack_keep_their_axes():
+    network, stacked, _ = case(no_bias, 2)
+    inputs = torch.randn(5, 4, 6, dtype=torch.float64)
+    outputs = forward(network, stacked, inputs)
+    assert outputs.shape == (2, 5, 4, 3)
+    torch.testing.assert_close(outputs, plain(network, stacked, inputs))
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_images_reach_the_network_in_channels_last_order(channels):
+    seen = []
+
+    class Probe(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution = nn.Conv2d(channels, 4, 3)
+
+        def forward(self, x):
+            seen.append((x.detach(), self.convolution(x).detach()))
+            return seen[-1][1]
+
+    network, inputs = Probe(), torch.randn(2, channels, 5, 6)
+    forward(network, {n: p[None] for n, p in network.named_parameters()}, inputs)
+    images, hidden = seen[0]
+    torch.testing.assert_close(images, inputs, rtol=0, atol=0)
+    assert images.stride() == (5 * 6 * channels, 1, 6 * channels, channels)
+    assert hidden.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_active_dropout_masks_are_never_stacked_away():
+    network, stacked, inputs = case(lambda: networks.mlp(6, 3, (8, 7), dropout=0.5), 4)
+    without = forward(network, stacked, inputs, "stacked")
+    with networks.dropout_masks(network, torch.Generator().manual_seed(0), shared=False):
+        dropped = forward(network, stacked, inputs)
+        with pytest.raises(ValueError, match="stacked"):
+            forward(network, stacked, inputs, "stacked")
+    with networks.dropout_masks(network, torch.Generator().manual_seed(0), shared=False):
+        torch.testing.assert_close(dropped, plain(network, stacked, inputs))
+    assert (dropped != without).any(-1).any(-1).all()
+    torch.testing.assert_close(forward(network, stacked, inputs), without)
+
+
+# -------------------------------------------------------------------------------------- reparametrisation
+
+
+def draws(shape, num_samples, dtype=torch.float64):
+    torch.manual_seed(0)
+    mean, scale = torch.randn(shape, dtype=dtype), torch.rand(shape, dtype=dtype)
+    noise = torch.randn(num_samples, *shape, dtype=dtype)
+    return mean.requires_grad_(), scale.requires_grad_(), noise
+
+
+@pytest.mark.parametrize("num_samples", [1, 4])
+@pytest.mark.parametrize("shape", [(), (7,), (3, 2), (weights._LARGE_TENSOR // 100, 101)])
+def test_reparametrised_draws_and_gradients_are_autograds(shape, num_samples):
+    mean, scale, noise = draws(shape, num_samples)
+    cotangent = torch.randn(noise.shape, dtype=noise.dtype)
+    ours, theirs = reparametrise(mean, scale, noise), mean + scale * noise
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    for a, b in zip(
+        torch.autograd.grad(ours, (mean, scale), cotangent),
+        torch.autograd.grad(theirs, (mean, scale), cotangent),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("num_samples", [1, 3])
+def test_reparametrisation_passes_gradcheck_twice(monkeypatch, num_samples):
+    monkeypatch.setattr(weights, "_LARGE_TENSOR", 0)
+    mean, scale, noise = draws((3, 2), num_samples)
+    assert torch.autograd.gradcheck(lambda m, s: reparametrise(m, s, noise), (mean, scale))
+    assert torch.autograd.gradgradcheck(lambda m, s: reparametrise(m, s, noise).square(), (mean, scale))
+
+
+def test_gradient_of_several_samples_is_the_mean_of_their_gradients(monkeypatch):
+    monkeypatch.setattr(weights, "_LARGE_TENSOR", 0)
+    mean, scale, noise = draws((4, 3), 5)
+
+    def gradient(part):
+        loss = reparametrise(mean, scale, part).sin().flatten(1).sum(1).mean()
+        return torch.autograd.grad(loss, (mean, scale))
+
+    singles = [gradient(noise[s : s + 1]) for s in range(5)]
+    for i, ours in enumerate(gradient(noise)):
+        expected = torch.stack([g[i] for g in singles]).mean(0)
+        torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_reparametrisation_under_vmap(monkeypatch):
+    monkeypatch.setattr(weights, "_LARGE_TENSOR", 0)
+    mean, scale, noise = draws((4, 3), 2)
+    loss = torch.func.grad(lambda m, s, e: reparametrise(m, s, e).sin().sum(), argnums=(0, 1))
+    many = [torch.stack([t.detach(), 2 * t.detach()]) for t in (mean, scale, noise)]
+    for i, (m, s, e) in enumerate(zip(*many, strict=True)):
+        for ours, single in zip(torch.vmap(loss)(*many), loss(m, s, e), strict=True):
+            torch.testing.assert_close(ours[i], single)
+
+
+# ------------------------------------------------------------------------------------------ flat vectors
+
+
+def test_ravel_and_unravel_are_inverse_and_keep_the_order():
+    like = {"b": torch.zeros(2), "a": torch.zeros(2, 3), "scalar": torch.zeros(())}
+    vectors = torch.arange(18.0).view(2, 9)
+    stacked = unravel(vectors, like)
+    assert list(stacked) == ["b", "a", "scalar"]
+    assert {n: tuple(w.shape) for n, w in stacked.items()} == {"b": (2, 2), "a": (2, 2, 3), "scalar": (2,)}
+    torch.testing.assert_close(stacked["b"][0], torch.tensor([0.0, 1.0]))
+    torch.testing.assert_close(stacked["a"][1], torch.tensor([[11.0, 12.0, 13.0], [14.0, 15.0, 16.0]]))
+    torch.testing.assert_close(stacked["scalar"], torch.tensor([8.0, 17.0]))
+    torch.testing.assert_close(ravel({n: w.view(2, *like[n].shape) for n, w in stacked.items()}), vectors)
+
+
+def test_ravel_of_a_networks_weights_is_torchs_own_vector():
+    network = networks.lenet(width=0.1)
+    expected = nn.utils.parameters_to_vector(network.parameters())
+    torch.testing.assert_close(ravel({n: p[None] for n, p in network.named_parameters()})[0], expected)
+
+
+@pytest.mark.parametrize("size", [8, 10])
+def test_unravel_refuses_a_wrong_length(size):
+    like = {"a": torch.zeros(2, 3), "b": torch.zeros(3)}
+    with pytest.raises(ValueError, match=f"vectors have {size} entries, the weights 9"):
+        unravel(torch.zeros(1, size), like)
+
+
+# ------------------------------------------------------------------------------------------- prediction
+
+
+def draw_for(network, counts=None):
+    """Normal draws for a network; notes how many were asked for at a time."""
+
+    def draw(n, generator):
+        if counts is not None:
+            counts.append(n)
+        return {
+            name: torch.randn(n, *p.shape, generator=generator, dtype=p.dtype)
+            for name, p in network.named_parameters()
+        }
+
+    return draw
+
+
+@pytest.mark.parametrize("make", [small_mlp, wide_cnn, Skip])
+def test_sampled_outputs_do_not_depend_on_the_split_of_the_inputs(monkeypatch, make):
+    network, _, inputs = case(make, 1, batch=23)
+    size = sum(p.numel() for p in network.parameters())
+    monkeypatch.setattr(weights, "_CHUNK", 3 * size)
+    generator = torch.Generator().manual_seed(4)
+    drawn = [draw_for(network)(n, generator) for n in (3, 3, 1)]
+    expected = plain(network, {k: torch.cat([d[k] for d in drawn]) for k in drawn[0]}, inputs)
+    for block, split in itertools.product((4, 23, 250), (1, 10, 23)):
+        monkeypatch.setattr(weights, "_CPU_BLOCK", block)
+        parts = [
+            sampled_outputs(network, draw_for(network), part, 7, torch.Generator().manual_seed(4))
+            for part in inputs.split(split)
+        ]
+        torch.testing.assert_close(torch.cat(parts, 1), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_weights_are_drawn_once_per_chunk_and_chunks_are_bounded(monkeypatch):
+    network, _, inputs = case(small_mlp, 1, batch=23)
+    size = sum(p.numel() for p in network.parameters())
+    monkeypatch.setattr(weights, "_CPU_BLOCK", 5)
+    for budget, expected in (
+        (3 * size, [3, 3, 2]),
+        (3 * size - 1, [2, 2, 2, 2]),
+        (1, [1] * 8),
+        (99 * size, [8]),
+    ):
+        monkeypatch.setattr(weights, "_CHUNK", budget)
+        counts = []
+        sampled_outputs(network, draw_for(network, counts), inputs, 8, torch.Generator())
+        assert counts == expected
+
+
+def test_no_block_is_larger_than_asked(monkeypatch):
+    network, _, inputs = case(wide_cnn, 1, batch=23)
+    rows = []
+    genuine = weights.forward
+    monkeypatch.setattr(weights, "_CPU_BLOCK", 10)
+    monkeypatch.setattr(weights, "forward", lambda n, w, x: rows.append(len(x)) or genuine(n, w, x))
+    sampled_outputs(network, draw_for(network), inputs, 2, torch.Generator())
+    assert rows == [10, 10, 3]
+
+
+def test_sampled_outputs_carry_no_gradient():
+    network, stacked, inputs = case(small_mlp, 1)
+    outputs = sampled_outputs(network, lambda n, g: stacked, inputs, 1, torch.Generator())
+    assert not outputs.requires_grad

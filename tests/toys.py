@@ -1,0 +1,146 @@
+"""Methods and tasks with one known behaviour each, named `toys:Class`, and processes that run them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from bench.contract import Arrays, Batch, Noise, Prediction
+from bench.methods.map import MAP
+from bench.methods.mfvi import MFVI
+from bench.settings import Count, Whole, settings
+from bench.tasks import split_mnist
+from bench.tasks.split_mnist import SplitMNIST
+
+FEW = {"epochs": 1, "test_samples": 4}
+"""Settings of split tasks that take a second."""
+
+
+@settings
+class FewSettings(split_mnist.Settings):
+    """The split task on digits, in a second."""
+
+    dataset: Literal["digits"] = "digits"
+    """Images."""
+    epochs: Count = 1
+    """Epochs per step."""
+    test_samples: Count = 4
+    """Weight samples S per prediction."""
+
+
+@settings
+class NaNSettings:
+    """Settings of a method whose loss becomes NaN."""
+
+    at_step: Whole = 3
+    """Training steps, counted over the fit, before the loss is NaN."""
+    learning_rate: float = 1e-3
+    """Step size of the optimiser."""
+    optimizer: str = "adam"
+    """Name of the optimiser."""
+
+
+class TurnsNaN(MAP):
+    """The loss of training step `at_step` is NaN, in every fit that has so many steps."""
+
+    Settings = NaNSettings
+    steps_taken = 0
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, torch.Tensor]:
+        """The loss of MAP, or NaN."""
+        self.steps_taken += 1
+        factor = float("nan") if self.steps_taken == self.settings.at_step else 1.0
+        return {name: value * factor for name, value in super().training_step(batch, batch_idx).items()}
+
+
+class PredictsNaN(MAP):
+    """Trains well and predicts NaN."""
+
+    def predict(self, inputs: torch.Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
+        """A prediction that cannot be one."""
+        prediction = super().predict(inputs, num_samples, generator)
+        return type(prediction)(prediction.log_probs * float("nan"))
+
+
+class HasBug(MAP):
+    """Raises in its first training step, with a message of two lines."""
+
+    def loss_terms(self, batch: Batch, noise: Noise) -> tuple[torch.Tensor, torch.Tensor]:
+        """Never returns."""
+        raise RuntimeError("this method has a bug\nand says so in two lines")
+
+
+class MissesFile(MAP):
+    """Raises what a full disk also raises, but is a bug of the method."""
+
+    def loss_terms(self, batch: Batch, noise: Noise) -> tuple[torch.Tensor, torch.Tensor]:
+        """Never returns."""
+        raise FileNotFoundError(2, "No such file", "table.bin")
+
+
+class CannotGoOn(MAP):
+    """MAP without the capability that sequential tasks need."""
+
+    provides = MAP.provides - {"sequential"}
+
+
+class OnlyFirstStep(MFVI):
+    """Learns the first fit and returns every later start unchanged."""
+
+    def __init__(self, problem: Any, settings: Any, start: Any = None) -> None:
+        super().__init__(problem, settings, start)
+        self.trains = start is None
+
+
+class OwnTask(SplitMNIST):
+    """A user's own task."""
+
+    Settings = FewSettings
+
+
+class Peeks(OwnTask):
+    """A task whose run reads the test labels."""
+
+    def run(self, engine: Any) -> Arrays:
+        """Reads what it must not."""
+        return self.targets()
+
+
+class CannotScore(OwnTask):
+    """A task whose score has a bug."""
+
+    def score(self, arrays: Arrays) -> dict[str, float]:
+        """Lacks most metrics."""
+        return {"average_accuracy": 1.0}
+
+
+class LogsInfinity(OwnTask):
+    """A task that logs a number that is not finite."""
+
+    def run(self, engine: Any) -> Arrays:
+        """The run, and an infinite NLL."""
+        engine.log("nll", float("inf"), 0)
+        return super().run(engine)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a `bench` process that can import this module."""
+    own = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
+    return own | {"PYTHONPATH": str(Path(__file__).parent), "COLUMNS": "200"} | more
+
+
+def start(arguments: list[str], cwd: Path, **options: Any) -> subprocess.Popen:
+    """Starts `python -m bench ARGUMENTS` in a folder."""
+    command = [sys.executable, "-m", "bench", *arguments]
+    given = {"env": environment(), "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, cwd=cwd, **given | options)
+
+
+def call(arguments: list[str], cwd: Path, **options: Any) -> subprocess.CompletedProcess:
+    """Runs `python -m bench ARGUMENTS` in a folder to its end."""
+    process = start(arguments, cwd, **options)
+    out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
