@@ -49,7 +49,9 @@ def _one_line(message: str, flags: list[str]) -> str:
     expected = re.findall(r"Expected a (?:typing\.)?(.*?)(?:\. Got|$)", message, re.MULTILINE)
     if key and given and expected:
         kinds = [re.sub(r"<class '(\w+)'>", r"\1", kind).replace("NoneType", "null") for kind in expected]
-        return f"--{key[1]} {given[1]}: must be {' or '.join(dict.fromkeys(kinds))}"
+        kinds = [re.sub(r"Literal\[(.*)\]", r"one of \1", kind).replace("'", "") for kind in kinds]
+        flag = f"--{key[1]} " if f"--{key[1]}" in flags else ""
+        return f"{flag}{given[1]}: must be {' or '.join(dict.fromkeys(kinds))}"
     return " ".join(message.split())
 
 
@@ -65,7 +67,8 @@ def _words(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         if not argument.startswith("-"):
             words.append(argument)
         elif "=" in argument:
-            flags.update([argument.split("=", 1)])
+            flag, _, value = argument.partition("=")
+            flags[flag] = value
         elif argument not in ("--force", "--help", "-h", "--print_config"):
             flags[argument] = next(rest, "")
     return words, flags
@@ -117,7 +120,7 @@ def _run_parser(method: str | None, task: str | None, preset: str) -> _Parser:
         m, t = registry.method(method), registry.task(task)
         preset_m, preset_t, _ = registry.preset_values(m, t, preset)
         for entry, flag, values in ((m, "method", preset_m), (t, "task", preset_t)):
-            parser.add_class_arguments(entry.cls.Settings, flag, skip=set(entry.fixed))
+            parser.add_class_arguments(entry.cls.settings_class, flag, skip=set(entry.fixed))
             parser.set_defaults({f"{flag}.{k}": v for k, v in values.items() if k not in entry.fixed})
         parser.add_class_arguments(TrainerOptions, "trainer")
     return parser
@@ -129,10 +132,12 @@ def _run(arguments: list[str]) -> None:
     if not words and "METHOD" in config and "TASK" in config:
         words = [config.pop("METHOD"), config.pop("TASK")]
         arguments = [*words, *arguments]
-    if len(words) < 2 and not {"-h", "--help"} & set(arguments):
-        raise UsageError("bench run needs METHOD and TASK; see bench list")
-    method, task = (words[0], words[1]) if len(words) >= 2 else (None, None)
     preset = flags.get("--preset", config.get("preset", "standard"))
+    if len(words) < 2:
+        if {"-h", "--help"} & set(arguments):
+            _run_parser(None, None, preset).parse_args(["--help"])
+        raise UsageError("bench run needs METHOD and TASK; see bench list")
+    method, task = words[:2]
     chosen = _run_parser(method, task, preset).parse_args(arguments)
 
     from bench.progress import shown
@@ -144,7 +149,7 @@ def _run(arguments: list[str]) -> None:
         ("method", registry.method(method), defaults_m),
         ("task", registry.task(task), defaults_t),
     ):
-        plain = {f.name: f.default for f in fields(entry.cls.Settings)} | defaults
+        plain = {f.name: f.default for f in fields(entry.cls.settings_class)} | defaults
         values = vars(chosen[flag]) if flag in chosen else {}
         given[flag] = {k: v for k, v in values.items() if v != plain[k]}
     with shown(errors, f"{method} {task}") as observer:
@@ -177,7 +182,7 @@ def _print_record(directory: Path, console: Console) -> None:
     record = read_record(directory)
     spec = (
         registry.task(record.task.name)
-        .cls(registry.build(registry.task(record.task.name).cls.Settings, record.task.settings, "task"))
+        .cls(registry.build(registry.task(record.task.name).cls.settings_class, record.task.settings, "task"))
         .spec
     )
     title = f"{record.method.identity} on {record.task.identity}, {record.preset}, seed {record.seed}"
@@ -217,7 +222,7 @@ def _list(arguments: list[str]) -> None:
         for column in ("name", "what it asks", "main metric", "needs", "ranked"):
             table.add_column(column)
         for name, entry in registry.tasks().items():
-            spec = entry.cls(registry.build(entry.cls.Settings, dict(entry.fixed), "task")).spec
+            spec = entry.cls(registry.build(entry.cls.settings_class, dict(entry.fixed), "task")).spec
             needs = ", ".join(sorted(spec.requires)) or "-"
             table.add_row(name, spec.question, spec.main_metric, needs, "yes" if spec.ranked else "no")
         output.print(table)

@@ -55,9 +55,13 @@ CAPABILITIES = {
 # --------------------------------------------------------------------------------------------- predictions
 
 
+class BadPrediction(ValueError):
+    """A prediction is not finite, not normalised or of the wrong shape."""
+
+
 def _check(condition: bool | Tensor, message: str) -> None:
     if not bool(condition):
-        raise ValueError(message)
+        raise BadPrediction(message)
 
 
 class Prediction(ABC):
@@ -82,7 +86,7 @@ class Categorical(Prediction):
     A probability of exactly zero (minus infinity) is allowed.
 
     Raises:
-        ValueError: If the shape is wrong, an entry is NaN or positive, or a row does not sum to one.
+        BadPrediction: If the shape is wrong, an entry is NaN or positive, or a row does not sum to one.
     """
 
     log_probs: Tensor
@@ -107,7 +111,7 @@ class Bernoulli(Prediction):
     """Two-class predictions: log-odds of class 1, `[S, B]`.
 
     Raises:
-        ValueError: If the shape is wrong or an entry is not finite.
+        BadPrediction: If the shape is wrong or an entry is not finite.
     """
 
     log_odds: Tensor
@@ -131,7 +135,7 @@ class Gaussian(Prediction):
     """Regression predictions: mean and variance of a normal per sample, each `[S, B, K]`.
 
     Raises:
-        ValueError: If the shapes are wrong, an entry is not finite, or a variance is negative.
+        BadPrediction: If the shapes are wrong, an entry is not finite, or a variance is negative.
     """
 
     mean: Tensor
@@ -230,16 +234,16 @@ class Method(pl.LightningModule, ABC):
     """An approximation of the posterior, trained through Lightning's own hooks.
 
     A file under `methods/` declares one subclass and `NAMES`, a dictionary from each public name to the
-    settings that this name fixes. The subclass declares `Settings`, `provides` (out of `CAPABILITIES`) and
-    `approximates` (one line).
+    settings that this name fixes. The subclass declares `settings_class`, `provides` (out of `CAPABILITIES`)
+    and `approximates` (one line).
 
     Args:
         problem: What to infer.
-        settings: An instance of the subclass's `Settings`.
+        settings: An instance of the subclass's `settings_class`.
         start: An earlier fitted method of the same kind; carries warm starts and other state forward.
     """
 
-    Settings: ClassVar[type]
+    settings_class: ClassVar[type]
     approximates: ClassVar[str]
     provides: ClassVar[frozenset[str]] = frozenset()
     trains: ClassVar[bool] = True
@@ -249,6 +253,7 @@ class Method(pl.LightningModule, ABC):
     prior_weight: float = 1.0
     """Factor of the prior term in the training loss at present; 1 is Bayes."""
     validation_samples: ClassVar[int] = 8
+    network: nn.Module
 
     def __init__(self, problem: Problem, settings: Any, start: Method | None = None) -> None:
         super().__init__()
@@ -320,15 +325,11 @@ class Method(pl.LightningModule, ABC):
     @property
     def prior(self) -> WeightDistribution:
         """The problem's prior over this method's network, on the device of the weights."""
-        parameters = self.prior_parameters()
+        parameters = dict(self.network.named_parameters())
         device = next(iter(parameters.values())).device
         if self._prior is None or self._prior[0] != device:
             self._prior = device, self.make_prior(parameters)
         return self._prior[1]
-
-    def prior_parameters(self) -> Mapping[str, Tensor]:
-        """The dictionary of parameters that the prior is over."""
-        return dict(self.network.named_parameters())
 
     def make_prior(self, parameters: Mapping[str, Tensor]) -> WeightDistribution:
         """The prior of this fit; a method whose settings replace the task's prior overrides this."""
@@ -458,11 +459,11 @@ class Task(ABC):
     `PRESETS` (preset -> settings other than the defaults; the defaults are the preset `standard`).
 
     Args:
-        settings: An instance of the subclass's `Settings`.
+        settings: An instance of the subclass's `settings_class`.
         data_dir: Where data files lie; None searches the usual places.
     """
 
-    Settings: ClassVar[type]
+    settings_class: ClassVar[type]
 
     def __init__(self, settings: Any, data_dir: str | None = None) -> None:
         self.settings = settings

@@ -12,7 +12,6 @@ import io
 import logging
 import os
 import re
-import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -23,13 +22,12 @@ from typing import Any, Literal
 import pytorch_lightning as pl
 import torch
 import torch.distributed
-from pytorch_lightning.callbacks import EarlyStopping
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset, default_collate
 
 from bench import randomness
-from bench.contract import Batch, Budget, Method, Prediction, Problem
+from bench.contract import BadPrediction, Batch, Budget, Method, Prediction, Problem
 from bench.errors import Diverged, UsageError
 from bench.records import write, writing
 from bench.settings import Count, settings
@@ -94,13 +92,13 @@ class Engine:
         """Has `observer(event, values)` called on every stage, epoch and logged number."""
         self._observe = observer
 
-    def check(self) -> None:
-        """Finds out whether Lightning accepts the options.
+    def check(self) -> int:
+        """Finds out whether Lightning accepts the options; returns the rank that this process has under them.
 
         Raises:
             UsageError: If it does not; in one line.
         """
-        self._trainer(Budget(epochs=1), 0)
+        return self._trainer(Budget(epochs=1), 0).global_rank
 
     # ---- what a task may call
 
@@ -138,7 +136,7 @@ class Engine:
         shuffle_seed = randomness.derive(self.seed, "shuffle", self._stage, count)
         ranks = (trainer.global_rank, trainer.world_size)
         loader = batches(problem.train, budget.batch_size, shuffle_seed, ranks)
-        watch = _Watch(self, path, loader)
+        watch = _Watch(self, path, budget.patience, method.extra_epochs)
         if method.trains:
             self._train(trainer, method, loader, problem.val if budget.patience else None, watch)
         method.finish_fit(loader)
@@ -163,7 +161,7 @@ class Engine:
         """Independent fits, one per problem, each with its own seeds."""
         return [
             self.fit(problem, budget, start)
-            for problem, start in zip(problems, starts or [None] * len(problems), strict=True)
+            for problem, start in zip(problems, starts or len(problems) * (None,), strict=True)
         ]
 
     def predict(self, method: Method, inputs: Tensor, num_samples: int) -> Prediction:
@@ -181,10 +179,8 @@ class Engine:
         done = {}
         for i in range(rank, len(pieces), world):
             generator = torch.Generator(self.device).manual_seed(seed)
-            try:
+            with self._finite_predictions():
                 prediction = method.predict(pieces[i].to(self.device), num_samples, generator)
-            except ValueError as error:
-                raise Diverged(f"diverged at stage '{self._stage}': the prediction's {error}") from None
             done[i] = {name: value.cpu() for name, value in vars(prediction).items()}
         kind = type(prediction)
         method.to("cpu")
@@ -199,6 +195,13 @@ class Engine:
     def _keep(self, method: Method, fit: dict[str, Any]) -> None:
         self.fits.append(fit)
         self.histories.append((self._stage, method.history))
+
+    @contextmanager
+    def _finite_predictions(self) -> Iterator[None]:
+        try:
+            yield
+        except BadPrediction as error:
+            raise Diverged(f"diverged at stage '{self._stage}': the prediction's {error}") from None
 
     def _checkpoint_path(self, count: int) -> Path | None:
         if self.checkpoints is None:
@@ -215,7 +218,6 @@ class Engine:
                 num_nodes=self.options.num_nodes,
                 precision=self.options.precision,  # type: ignore[arg-type]
                 max_epochs=budget.epochs + extra_epochs,
-                callbacks=self._patience(budget.patience),
                 logger=False,
                 enable_checkpointing=False,
                 enable_progress_bar=False,
@@ -227,23 +229,17 @@ class Engine:
     def _auto_devices(self) -> int | str:
         return 1 if self.options.accelerator in ("auto", "cpu") and not torch.cuda.is_available() else "auto"
 
-    def _patience(self, patience: int | None) -> list[pl.Callback]:
-        # Checked after validation, before `_Watch` saves: a fit that goes on then waits no epoch longer.
-        return (
-            [EarlyStopping("val_nll", patience=patience, check_on_train_epoch_end=False)] if patience else []
-        )
-
     def _train(
         self, trainer: pl.Trainer, method: Method, loader: Any, val: Dataset | None, watch: _Watch
     ) -> None:
-        trainer.callbacks.append(watch)
+        trainer.callbacks.append(watch)  # type: ignore[attr-defined]
         partial = watch.path.with_suffix(".partial") if watch.path else None
         resume = str(partial) if partial and partial.exists() else None
         val_loader = batches(val, 1000, None) if val is not None else None
         # The method's own code may draw from torch's global generator: give it a seed, and give it back.
         with warnings.catch_warnings(), randomness.seeded(self.seed, "train", self._stage, len(self.fits)):
             warnings.filterwarnings("ignore", module="pytorch_lightning")
-            with _interruptible():
+            with _interruptible(), self._finite_predictions():
                 trainer.fit(
                     method, loader, val_loader, ckpt_path=resume, weights_only=True if resume else None
                 )
@@ -263,26 +259,24 @@ def _as_usage_error() -> Iterator[None]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Lightning answers Ctrl-C by ignoring the next one and ending the process: undoes both."""
-    handler = signal.getsignal(signal.SIGINT)
+    """Lightning answers Ctrl-C by ending the process; ours is for the caller to end."""
     try:
         yield
     except SystemExit as error:
         if not isinstance(error.__context__, KeyboardInterrupt):
             raise
-        signal.signal(signal.SIGINT, handler)
         raise KeyboardInterrupt from None
 
 
 class _Watch(pl.Callback):
     """Follows one fit: history, divergence, best epoch, unfinished checkpoints."""
 
-    def __init__(self, engine: Engine, path: Path | None, loader: Any) -> None:
-        self.engine, self.path, self.loader = engine, path, loader
+    def __init__(self, engine: Engine, path: Path | None, patience: int | None, extra_epochs: int) -> None:
+        self.engine, self.path, self.patience, self.extra_epochs = engine, path, patience, extra_epochs
         self.steps = 0
         self.earlier_seconds = 0.0
         self.best: dict[str, Tensor] | None = None
-        self.best_nll = float("inf")
+        self.best_nll, self.best_epoch = float("inf"), extra_epochs
         self._began = self._saved = time.perf_counter()
         self._sums: dict[str, Tensor] = {}
         self._rows = 0
@@ -303,13 +297,18 @@ class _Watch(pl.Callback):
             self._sums[name] = self._sums.get(name, 0) + value.detach() * rows
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        epoch = trainer.current_epoch
+        if self.patience is None or epoch < self.extra_epochs:  # what is pretrained is no posterior yet
+            return
         nll = trainer.callback_metrics["val_nll"].item()
         if nll < self.best_nll:
-            self.best_nll = nll
+            self.best_nll, self.best_epoch = nll, epoch
             self.best = {name: value.detach().clone() for name, value in module.state_dict().items()}
+        elif epoch - self.best_epoch >= self.patience:
+            trainer.should_stop = True
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Method) -> None:  # type: ignore[override]
-        row = {"epoch": trainer.current_epoch + 1}
+        row: dict[str, float] = {"epoch": trainer.current_epoch + 1}
         row |= {name: (total / self._rows).item() for name, total in self._sums.items()}
         row |= {name: value.item() for name, value in trainer.callback_metrics.items()}
         module.history.append(row)
@@ -328,7 +327,8 @@ class _Watch(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         seconds = self.earlier_seconds + time.perf_counter() - self._began
-        return {"steps": self.steps, "best": self.best, "best_nll": self.best_nll, "earlier_seconds": seconds}
+        names = ("steps", "best", "best_nll", "best_epoch")
+        return {name: getattr(self, name) for name in names} | {"earlier_seconds": seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for name, value in state_dict.items():
@@ -406,7 +406,7 @@ def batches(
     if seed is None:
         return DataLoader(dataset, batch_size or size, collate_fn=_collate)
     sampler = (
-        DistributedSampler(dataset, ranks[1], ranks[0], seed=seed % 2**31)
+        DistributedSampler(dataset, ranks[1], ranks[0], seed=seed % 2**31, drop_last=True)
         if ranks[1] > 1
         else _EpochGenerator(size, seed)
     )

@@ -105,6 +105,7 @@ class Record(_Part):
     fits: list[FitPart]
     seconds: float
     environment: Environment
+    trainer: dict[str, Any]
     provenance: Provenance
 
 
@@ -249,6 +250,11 @@ def source_hash() -> str:
     )
 
 
+def file_hash(path: Path) -> str:
+    """Hash of one source file."""
+    return _hash([(path.name, path)])
+
+
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
@@ -265,7 +271,7 @@ def provenance(method_file: Path, arrays_digest: str | None) -> Provenance:
     return Provenance(
         version=bench.__version__,
         source_hash=source_hash(),
-        method_file_hash=_hash([(method_file.name, method_file)]),
+        method_file_hash=file_hash(method_file),
         commit=commit,
         dirty=None if changed is None else bool(changed),
         arrays_digest=arrays_digest,

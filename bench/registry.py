@@ -10,8 +10,11 @@ import difflib
 import hashlib
 import importlib
 import inspect
+import json
+import os
 import pkgutil
 import re
+import sys
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -54,7 +57,7 @@ class Entry:
 
     def flags(self) -> list[str]:
         """Settings that a user may choose."""
-        return [f.name for f in fields(self.cls.Settings) if f.name not in self.fixed]
+        return [f.name for f in fields(self.cls.settings_class) if f.name not in self.fixed]
 
 
 def _classes(module: Any, base: type) -> list[type]:
@@ -103,6 +106,8 @@ def _find(name: str, kind: str, known: dict[str, Entry], base: type) -> Entry:
     if not class_name:
         raise UsageError(f"unknown {kind} '{name}': {nearest(name, list(known))}")
     try:
+        if os.getcwd() not in sys.path:  # a script's own folder is there in place of the user's
+            sys.path.append(os.getcwd())
         module = importlib.import_module(module_name)
         cls = getattr(module, class_name)
     except (ImportError, AttributeError, ValueError) as error:
@@ -174,7 +179,7 @@ def identity(entry: Entry, settings: Any, standard: Any) -> str:
 
 
 def _safe(value: Any) -> str:
-    text = str(value).lower() if isinstance(value, bool | None) else str(value)
+    text = json.dumps(value) if isinstance(value, bool | None) else str(value)
     return re.sub(r"[^A-Za-z0-9._+-]", lambda match: f"~{ord(match[0]):x}~", text)
 
 
@@ -213,8 +218,8 @@ def choose(
                 raise UsageError(
                     f"--{flag}.{name}: {entry.name} has no such setting; {nearest(name, entry.flags())}"
                 )
-    chosen_m = build(m.cls.Settings, {**preset_m, **(method_values or {})}, "method")
-    chosen_t = build(t.cls.Settings, {**preset_t, **(task_values or {})}, "task")
+    chosen_m = build(m.cls.settings_class, {**preset_m, **(method_values or {})}, "method")
+    chosen_t = build(t.cls.settings_class, {**preset_t, **(task_values or {})}, "task")
     lacking = sorted(t.cls(chosen_t).spec.requires - m.cls.provides)
     if lacking:
         able = [
@@ -229,10 +234,10 @@ def choose(
     return Choice(
         m,
         chosen_m,
-        identity(m, chosen_m, build(m.cls.Settings, standard_m, "method")),
+        identity(m, chosen_m, build(m.cls.settings_class, standard_m, "method")),
         t,
         chosen_t,
-        identity(t, chosen_t, build(t.cls.Settings, standard_t, "task")),
+        identity(t, chosen_t, build(t.cls.settings_class, standard_t, "task")),
         preset,
         tuning,
     )

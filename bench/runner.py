@@ -11,7 +11,6 @@ import inspect
 import json
 import logging
 import math
-import os
 import shutil
 import time
 import traceback
@@ -96,8 +95,7 @@ def run(
         torch.set_num_threads(threads)
     command = _command(choice, method, task, seed, method_settings, task_settings)
     engine = Engine(choice.method.cls, choice.method_settings, seed, directory / "checkpoints", options)
-    engine.check()
-    if int(os.environ.get("LOCAL_RANK", 0)) > 0:  # a further process of a distributed run computes along
+    if engine.check() > 0:  # a further process of a distributed run computes along and writes nothing
         _compute(protocol, engine)
         return Run(directory, None)  # type: ignore[arg-type]
     with ExitStack() as stack:
@@ -114,7 +112,8 @@ def run(
         began = time.perf_counter()
         arrays: Arrays | None = None
         scores: records.Scores | None = None
-        status, failure = "completed", None
+        status = "completed"
+        failure: BenchError | None = None
         try:
             arrays = _compute(protocol, engine)
             scores = records.split_metrics(protocol.score(arrays), protocol.spec)
@@ -134,10 +133,8 @@ def run(
         _write(directory, protocol, engine, record, arrays)
         log.info(f"{status} in {seconds:.1f} s: {record.metrics}")
         if failure is not None:
-            hint = (
-                f"the traceback is in {directory}/log.txt"
-                if status == "failed"
-                else f"recorded in {directory}"
+            hint = {"failed": f"the traceback is in {directory}/log.txt"}.get(
+                status, f"recorded in {directory}"
             )
             raise type(failure)(f"{failure}; {hint}")
     return Run(directory, record)
@@ -159,8 +156,8 @@ def load(run: str | Path, data_dir: str | None = None) -> Method:
     if not checkpoints:
         raise UsageError(f"{directory} holds no checkpoint")
     method, task = registry.method(record.method.name), registry.task(record.task.name)
-    settings = build(method.cls.Settings, record.method.settings, "method")
-    problem = task.cls(build(task.cls.Settings, record.task.settings, "task"), data_dir).problem()
+    settings = build(method.cls.settings_class, record.method.settings, "method")
+    problem = task.cls(build(task.cls.settings_class, record.task.settings, "task"), data_dir).problem()
     fitted: Method = method.cls(problem, settings)
     checkpoint = torch.load(checkpoints[-1], weights_only=True, map_location="cpu")
     fitted.load_state_dict(checkpoint["state_dict"])
@@ -172,7 +169,7 @@ def load_scores(directory: Path) -> tuple[Task, Arrays]:
     """The task of a finished run and the arrays that it is scored from; needs no data set."""
     record = records.read_record(directory)
     task = registry.task(record.task.name)
-    settings = build(task.cls.Settings, record.task.settings, "task")
+    settings = build(task.cls.settings_class, record.task.settings, "task")
     return task.cls(settings), records.read_arrays(directory)
 
 
@@ -203,6 +200,7 @@ def _fingerprint(choice: Choice, seed: int, digest: str, options: Any) -> dict[s
         "threads": torch.get_num_threads(),
         "trainer": asdict(options),
         "source": records.source_hash(),
+        "method_file": records.file_hash(Path(inspect.getfile(choice.method.cls))),
     }
 
 
@@ -317,7 +315,7 @@ def _record(
     numbers, undefined = scores or nothing
     method_file = Path(inspect.getfile(choice.method.cls))
     return records.Record(
-        schema_version=records.SCHEMA_VERSION,
+        schema_version=1,
         status=status,
         reason=None if failure is None else str(failure),
         task=records.TaskPart(
@@ -345,6 +343,7 @@ def _record(
         fits=[records.FitPart(**fit) for fit in engine.fits],
         seconds=round(seconds, 3),
         environment=records.environment(records.device_name(engine.device)),
+        trainer=asdict(engine.options),
         provenance=records.provenance(method_file, None if arrays is None else array_digest(arrays)),
     )
 

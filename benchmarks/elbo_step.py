@@ -140,8 +140,8 @@ def contenders(network: Callable[..., nn.Sequential], batch_size: int, samples: 
     return {
         "floor": floor_step(network(), batch, samples),
         "bayesian-torch": peer_step(network(), batch, samples),
-        "mfvi": our_step(MFVI(problem, MFVI.Settings(train_samples=samples)), batch),
-        "radial": our_step(Radial(problem, Radial.Settings(train_samples=samples)), batch),
+        "mfvi": our_step(MFVI(problem, MFVI.settings_class(train_samples=samples)), batch),
+        "radial": our_step(Radial(problem, Radial.settings_class(train_samples=samples)), batch),
     }
 
 
@@ -210,10 +210,10 @@ def trainer_rows(rounds: int) -> list[dict]:
     for epochs in (1, 10):
 
         def by_engine(epochs: int = epochs) -> None:
-            Engine(MFVI, MFVI.Settings(), seed=0).fit(problem, Budget(epochs, 32))
+            Engine(MFVI, MFVI.settings_class(), seed=0).fit(problem, Budget(epochs, 32))
 
         def by_loop(epochs: int = epochs) -> None:
-            method = MFVI(problem, MFVI.Settings())
+            method = MFVI(problem, MFVI.settings_class())
             optimizer = method.configure_optimizers()
             loader = batches(problem.train, 32, seed=0)
             for epoch in range(epochs):

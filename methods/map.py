@@ -37,7 +37,7 @@ class Settings:
 class MAP(Method):
     """A point mass at the mode of the posterior."""
 
-    Settings = Settings
+    settings_class = Settings
     approximates = "the posterior by a point mass at its mode"
     provides = frozenset({"sequential", "weighted", "loss_terms"})
     settings: Settings

@@ -44,7 +44,7 @@ class Settings:
 class MCDropout(Method):
     """One network whose units are dropped at random."""
 
-    Settings = Settings
+    settings_class = Settings
     approximates = "the posterior by one network times Bernoulli masks over its units"
     provides = frozenset({"weighted", "loss_terms"})
     settings: Settings

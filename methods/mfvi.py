@@ -59,7 +59,7 @@ class Settings:
 class MFVI(Method):
     """Independent normals over all weights."""
 
-    Settings = Settings
+    settings_class = Settings
     approximates = "the posterior by independent normals, one per weight"
     provides = frozenset({"weight_samples", "density", "moments", "sequential", "weighted", "loss_terms"})
     settings: Settings

@@ -82,7 +82,7 @@ class RadialNormal(Distribution):
         """Variance of every weight, scale^2 / D; the weights are uncorrelated."""
         return self.scale.square() / self.dimension
 
-    def expand(self, batch_shape: Size, _instance: Distribution | None = None) -> RadialNormal:
+    def expand(self, batch_shape: Any, _instance: Distribution | None = None) -> RadialNormal:
         """Only the empty batch shape is possible: the whole tensor is one event."""
         if Size(batch_shape) != Size():
             raise ValueError("RadialNormal has no batch dimensions: its whole tensor is one event")
@@ -231,7 +231,7 @@ class Settings:
 class Radial(Method):
     """A radial distribution over every weight tensor; weights and biases apart."""
 
-    Settings = Settings
+    settings_class = Settings
     approximates = "the posterior by a uniform direction and a normal radius per tensor"
     provides = frozenset({"weight_samples", "density", "moments", "sequential", "weighted", "loss_terms"})
     settings: Settings

@@ -64,7 +64,7 @@ class Settings:
 class SplitMNIST(Task):
     """Five pairs of classes in sequence, one head."""
 
-    Settings = Settings
+    settings_class = Settings
     settings: Settings
 
     @property
@@ -155,12 +155,11 @@ class SplitMNIST(Task):
         samples = self.settings.test_samples
         steps = self.steps()
         method, prior, predicted, seen = None, None, [], []
-        for step in range(len(steps)):
+        for step, classes in enumerate(steps):
             engine.stage(f"step {step + 1}", step + 1, len(steps))
-            problem = self.problem(step, prior)
-            method = engine.fit(problem, budget, start=method)
+            method = engine.fit(self.problem(step, prior), budget, start=method)
             prior = method.as_prior() if step + 1 < len(steps) else None
-            seen.append(problem.val)
+            seen.append(self.subset(classes)[1])
             inputs = torch.cat([self.images.test_inputs, *(val.tensors[0] for val in seen)])
             log_probs = engine.predict(method, inputs, samples).average()
             log_probs, *held_out = log_probs.split([len(self.images.test_inputs), *map(len, seen)])

@@ -27,7 +27,7 @@ CPU = TrainerOptions(accelerator="cpu")
 def make(cls=MFVI, seed=0, folder=None, **options):
     """An engine for a method with its default settings, on one CPU process."""
     values = options.pop("values", {})
-    return Engine(cls, cls.Settings(**values), seed, folder, CPU, **options)
+    return Engine(cls, cls.settings_class(**values), seed, folder, CPU, **options)
 
 
 def digest(method):
@@ -83,6 +83,26 @@ def test_same_seed_same_weights_and_other_seed_others():
 def test_each_fit_of_a_run_draws_its_own_start_and_noise():
     engine = make()
     assert digest(engine.fit(problems.mlp(), BUDGET)) != digest(engine.fit(problems.mlp(), BUDGET))
+
+
+def test_order_of_the_examples_follows_seed_and_fit():
+    orders = []
+
+    class Sees(MAP):
+        def training_step(self, batch, batch_idx):
+            orders.append(batch.inputs[:, 0].tolist())
+            return super().training_step(batch, batch_idx)
+
+    def first_orders(seed):
+        orders.clear()
+        engine = make(Sees, seed)
+        for _ in range(2):
+            engine.fit(problems.mlp(), Budget(epochs=2, batch_size=19))
+        return orders[::2]  # the first batch of every epoch
+
+    a, b = first_orders(0), first_orders(1)
+    assert a == first_orders(0)
+    assert len({tuple(order) for order in a + b}) == 8
 
 
 def test_global_random_state_does_not_matter_and_is_left_alone():
@@ -221,7 +241,7 @@ def test_method_that_does_not_train_takes_no_step():
 def test_options_that_lightning_refuses_are_one_line(options):
     values = {"accelerator": "cpu"} | options
     with pytest.raises(UsageError, match="--trainer") as caught:
-        Engine(MAP, MAP.Settings(), 0, trainer=TrainerOptions(**values)).check()
+        Engine(MAP, MAP.settings_class(), 0, trainer=TrainerOptions(**values)).check()
     assert "\n" not in str(caught.value)
 
 
@@ -235,7 +255,7 @@ def test_precision_is_passed_through():
             return terms
 
     options = TrainerOptions(accelerator="cpu", precision="bf16-mixed")
-    Engine(Sees, MAP.Settings(), 0, trainer=options).fit(problems.mlp(), Budget(epochs=1))
+    Engine(Sees, MAP.settings_class(), 0, trainer=options).fit(problems.mlp(), Budget(epochs=1))
     assert kinds == [torch.bfloat16]
 
 
@@ -273,7 +293,7 @@ def test_prediction_in_pieces_is_the_prediction_at_once(monkeypatch, piece):
 
 def test_pieces_bound_the_memory_of_wide_inputs(monkeypatch):
     monkeypatch.setattr(engine_module, "_LARGEST_PIECE", 1200)
-    method, sizes = MAP(problems.mlp(), MAP.Settings()), []
+    method, sizes = MAP(problems.mlp(), MAP.settings_class()), []
     predict = method.predict
     method.predict = lambda x, s, g: sizes.append(len(x)) or predict(x[:, :4], s, g)
     make(MAP).predict(method, torch.zeros(7, 600), 1)
@@ -437,7 +457,7 @@ def test_stopped_between_training_and_its_checkpoint_goes_on_too(tmp_path, patie
 
 
 def test_ctrl_c_in_a_fit_is_a_keyboard_interrupt_and_the_next_one_works_too():
-    """Lightning would end the process with exit code 1 and ignore every further Ctrl-C."""
+    """Lightning would end the process with exit code 1."""
 
     class Interrupted(MAP):
         def training_step(self, batch, batch_idx):

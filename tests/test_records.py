@@ -54,6 +54,7 @@ EXAMPLE = {
         "device": "cpu",
         "threads": 1,
     },
+    "trainer": {"precision": "32-true"},
     "provenance": {
         "version": "0.1.0",
         "source_hash": "cd",

@@ -239,7 +239,7 @@ def test_unfinished_run_under_other_circumstances_is_one_line(tmp_path, monkeypa
         options = {"trainer": {"precision": "bf16-mixed"}}
     else:
         choose = registry.choose
-        settings = registry.method("mfvi").cls.Settings(learning_rate=0.5)
+        settings = registry.method("mfvi").cls.settings_class(learning_rate=0.5)
         monkeypatch.setattr(registry, "choose", lambda *a: replace(choose(*a), method_settings=settings))
     with pytest.raises(UsageError, match=f"holds an unfinished run with another {what}; --force") as caught:
         run(tmp_path, **options)

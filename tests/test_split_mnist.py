@@ -19,7 +19,7 @@ LABELS = np.repeat(np.arange(10, dtype=np.uint8), 2)  # two test examples of eac
 def make(name="split_digits", **values):
     """A split task with its standard settings, but for `values`."""
     entry = registry.task(name)
-    return SplitMNIST(registry.build(entry.cls.Settings, {**entry.fixed, **values}, "task"))
+    return SplitMNIST(registry.build(entry.cls.settings_class, {**entry.fixed, **values}, "task"))
 
 
 def one_hot(classes, probability=1.0):

@@ -46,7 +46,7 @@ class NaNSettings:
 class TurnsNaN(MAP):
     """The loss of training step `at_step` is NaN, in every fit that has so many steps."""
 
-    Settings = NaNSettings
+    settings_class = NaNSettings
     steps_taken = 0
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, torch.Tensor]:
@@ -98,7 +98,7 @@ class OnlyFirstStep(MFVI):
 class OwnTask(SplitMNIST):
     """A user's own task."""
 
-    Settings = FewSettings
+    settings_class = FewSettings
 
 
 class Peeks(OwnTask):

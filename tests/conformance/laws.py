@@ -55,7 +55,7 @@ class Case:
     @cached_property
     def settings(self) -> Any:
         """The settings that the values stand for."""
-        return build(self.cls.Settings, self.values, "method")
+        return build(self.cls.settings_class, self.values, "method")
 
     @property
     def inputs(self) -> Tensor:
@@ -488,7 +488,7 @@ def contradicted(case: Case) -> Case:
     inputs, targets = case.problem.train.tensors
     wrong = targets.roll(7, 0) if targets.is_floating_point() else (targets + 1) % 3
     values = dict(case.values)
-    if "learning_rate" in {f.name for f in fields(case.cls.Settings)}:
+    if "learning_rate" in {f.name for f in fields(case.cls.settings_class)}:
         values["learning_rate"] = 0.02
     return replace(case, values=values).on(replace(case.problem, val=TensorDataset(inputs, wrong)))
 
@@ -513,19 +513,21 @@ def patience_keeps_the_best_epoch(case: Case, patience: int = 3) -> None:
 def settings_survive_json(case: Case) -> None:
     """Settings to dictionary to JSON to settings are equal, off the defaults too."""
     for values in ({}, {"learning_rate": 0.0123}):
-        names = {f.name for f in fields(case.cls.Settings)}
+        names = {f.name for f in fields(case.cls.settings_class)}
         chosen = build(
-            case.cls.Settings, {**case.values, **{k: v for k, v in values.items() if k in names}}, "method"
+            case.cls.settings_class,
+            {**case.values, **{k: v for k, v in values.items() if k in names}},
+            "method",
         )
-        again = build(case.cls.Settings, json.loads(json.dumps(asdict(chosen))), "method")
+        again = build(case.cls.settings_class, json.loads(json.dumps(asdict(chosen))), "method")
         assert again == chosen
 
 
 def bad_settings_are_refused(case: Case) -> None:
     """A wrong value and an unknown name raise UsageError, one line that names the flag."""
-    for name in [f.name for f in fields(case.cls.Settings)] + ["no_such_setting"]:
+    for name in [f.name for f in fields(case.cls.settings_class)] + ["no_such_setting"]:
         with pytest.raises(UsageError, match=f"--method.{name} ") as info:
-            build(case.cls.Settings, {**case.values, name: "nonsense"}, "method")
+            build(case.cls.settings_class, {**case.values, name: "nonsense"}, "method")
         assert "\n" not in str(info.value)
         assert "nonsense" in str(info.value)
 
@@ -553,7 +555,7 @@ def undeclared_capabilities_raise(case: Case) -> None:
 def weight_samples_have_shape(case: Case) -> None:
     """Draws are stacked over the parameters, finite, free of gradients, and follow the generator."""
     method = case.fit()
-    shapes = {name: p.shape for name, p in method.prior_parameters().items()}
+    shapes = {name: p.shape for name, p in dict(method.network.named_parameters()).items()}
     draws = method.sample_weights(4, generator())
     assert {name: w.shape for name, w in draws.items()} == {name: (4, *s) for name, s in shapes.items()}
     again, other = method.sample_weights(4, generator()), method.sample_weights(4, generator(1))
@@ -592,7 +594,7 @@ def density_integrates_to_one(case: Case) -> None:
     mean, std = draws.mean(0), draws.std(0)
     steps = torch.linspace(-8, 8, 401, dtype=torch.float64)
     grid = mean + std * torch.cartesian_prod(steps, steps)
-    names = [(name, p.shape) for name, p in method.prior_parameters().items()]
+    names = [(name, p.shape) for name, p in dict(method.network.named_parameters()).items()]
     weights = {n: grid[:, i].reshape(-1, *shape).float() for i, (n, shape) in enumerate(names)}
     with torch.no_grad():
         density = method.log_prob(weights).double().exp()
@@ -612,7 +614,7 @@ def density_fits_the_samples(case: Case, samples: int = 2000) -> None:
     assert values.shape == (samples,)
     assert values.isfinite().all()
     scores = torch.autograd.grad(values.sum(), list(leaves.values()))
-    centre = [p.detach() for p in method.prior_parameters().values()]
+    centre = [p.detach() for p in dict(method.network.named_parameters()).values()]
     parts = [
         ((w.detach() - c) * s).flatten(1).double().sum(1)
         for w, c, s in zip(leaves.values(), centre, scores, strict=True)
@@ -638,7 +640,7 @@ def posterior_becomes_the_prior(case: Case) -> None:
     """`as_prior` is over the same weights and frozen, and a second fit under it goes on and is its own."""
     engine = case.engine()
     method = engine.fit(case.problem, BUDGET)
-    parameters = method.prior_parameters()
+    parameters = dict(method.network.named_parameters())
     prior = method.as_prior()
     before = {name: p[None].detach() + 0.01 for name, p in parameters.items()}
     densities = log_prob(prior(parameters), before)

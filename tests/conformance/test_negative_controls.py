@@ -404,7 +404,7 @@ def test_law_catches_settings_without_types():
     class Anything:
         learning_rate: object = 1e-3
 
-    Loose.Settings = Anything
+    Loose.settings_class = Anything
     with pytest.raises(FAILURES):
         laws.bad_settings_are_refused(broken(Loose))
 

@@ -30,7 +30,7 @@ def settings_of(name, **values):
     """Settings of a task under its preset smoke, but for `values`."""
     entry = registry.task(name)
     return registry.build(
-        entry.cls.Settings, {**entry.fixed, **entry.presets.get("smoke", {}), **values}, "task"
+        entry.cls.settings_class, {**entry.fixed, **entry.presets.get("smoke", {}), **values}, "task"
     )
 
 
@@ -71,7 +71,7 @@ def method_for(task):
 def run(task):
     """What the task's run returns, without targets."""
     cls = registry.method(method_for(task)).cls
-    return task.run(Engine(cls, cls.Settings(), 0, None, TrainerOptions(accelerator="cpu")))
+    return task.run(Engine(cls, cls.settings_class(), 0, None, TrainerOptions(accelerator="cpu")))
 
 
 @pytest.fixture(scope="module")
@@ -151,8 +151,8 @@ def changeable():
 def test_every_setting_is_part_of_the_identity(name, flag):
     """Two protocols never share a folder or a row of a board."""
     entry = registry.task(name)
-    standard = registry.build(entry.cls.Settings, dict(entry.fixed), "task")
-    kind = typing.get_type_hints(entry.cls.Settings)[flag]
+    standard = registry.build(entry.cls.settings_class, dict(entry.fixed), "task")
+    kind = typing.get_type_hints(entry.cls.settings_class)[flag]
     other = replace(standard, **{flag: another(kind, getattr(standard, flag))})
     assert registry.identity(entry, standard, standard) == name
     assert registry.identity(entry, other, standard).startswith(f"{name}+{flag}=")
