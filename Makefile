@@ -19,7 +19,7 @@ help:
 	@echo 'make clean      remove everything that make made, $(VENV) too'
 
 demo: $(VENV)/.installed-demo
-	$(BIN)/bench run radial split_digits
+	$(BIN)/bench run radial split_digits --force
 
 test: $(VENV)/.installed
 	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered --cov-fail-under=90 $(ARGS)

@@ -118,9 +118,12 @@ class Engine:
         Raises:
             Diverged: If the loss of a step is not finite; says at which stage and step.
         """
+        began = time.perf_counter()
         count = len(self.fits)
         with randomness.seeded(self.seed, "initialise", self._stage, count):
             method = self.method_class(problem, self.method_settings, start)
+        trainer = self._trainer(budget, method.extra_epochs)
+        self.device = trainer.strategy.root_device
         path = self._checkpoint_path(count)
         if path is not None and path.exists():
             checkpoint = torch.load(path, weights_only=True, map_location="cpu")
@@ -128,9 +131,6 @@ class Engine:
             method.on_load_checkpoint(checkpoint)
             self._keep(method, checkpoint["fit"])
             return method
-        began = time.perf_counter()
-        trainer = self._trainer(budget, method.extra_epochs)
-        self.device = trainer.strategy.root_device
         noise_seed = randomness.derive(self.seed, "noise", trainer.global_rank, self._stage, count)
         method.generator.manual_seed(noise_seed)
         shuffle_seed = randomness.derive(self.seed, "shuffle", self._stage, count)

@@ -129,7 +129,8 @@ class LogsInfinity(OwnTask):
 def environment(**more: str) -> dict[str, str]:
     """The environment of a `bench` process that can import this module."""
     own = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
-    return own | {"PYTHONPATH": str(Path(__file__).parent), "COLUMNS": "200"} | more
+    path = os.pathsep.join([str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
+    return own | {"PYTHONPATH": path.rstrip(os.pathsep), "COLUMNS": "200"} | more
 
 
 def start(arguments: list[str], cwd: Path, **options: Any) -> subprocess.Popen:
