@@ -8,6 +8,7 @@ A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import sys
@@ -96,6 +97,28 @@ def matrices(task: str) -> str:
     return "\n\n".join(parts)
 
 
+def terms(task: str) -> str:
+    """Likelihood and prior term of the loss in the first and last epoch of step 2, per example."""
+    rows = []
+    for task_identity, method_identity, group in groups(task):
+        if "joint" in task_identity or method_identity == "map":
+            continue
+        curves = [list(csv.DictReader((path / "curves.csv").open())) for path, _ in group]
+        cells = []
+        for epoch in (1, 10):
+            for curve in ("likelihood_term", "prior_term"):
+                found = [
+                    float(row["value"])
+                    for rows_of_seed in curves
+                    for row in rows_of_seed
+                    if (row["curve"], row["series"], float(row["x"])) == (curve, "step 2", epoch)
+                ]
+                cells.append(np.mean(found))
+        rows.append([f"`{method_identity}`", *(f"{cell:.2f}" for cell in cells), f"{sum(cells[2:]):.2f}"])
+    header = ["method", "likelihood, epoch 1", "prior, epoch 1", "likelihood, epoch 10", "prior, epoch 10"]
+    return table([*header, "sum, epoch 10"], rows)
+
+
 def spread_of_draws(task: str) -> str:
     """How far draws of the methods spread before any training: what a posterior of that width may move."""
     rows = []
@@ -140,6 +163,7 @@ def method_list() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "methods": method_list,
     "speed": speed,
+    "terms split_mnist": lambda: terms("split_mnist"),
     "spread": lambda: spread_of_draws("split_mnist"),
     "results split_mnist": lambda: results("split_mnist"),
     "matrices split_mnist": lambda: matrices("split_mnist"),
