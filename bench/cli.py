@@ -178,13 +178,10 @@ def _run(arguments: list[str]) -> None:
 
 def _print_record(directory: Path, console: Console) -> None:
     from bench.records import read_record
+    from bench.runner import task_of
 
     record = read_record(directory)
-    spec = (
-        registry.task(record.task.name)
-        .cls(registry.build(registry.task(record.task.name).cls.settings_class, record.task.settings, "task"))
-        .spec
-    )
+    spec = task_of(record).spec
     title = f"{record.method.identity} on {record.task.identity}, {record.preset}, seed {record.seed}"
     table = Table(title=f"{title}: {record.status}", title_justify="left")
     for column in ("metric", "value", "unit", ""):

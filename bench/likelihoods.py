@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench import contract
+from bench import predictions
 from bench.contract import Likelihood
 
 
@@ -24,9 +24,9 @@ class Categorical(Likelihood):
         )
         return -flat.view(num_samples, batch)
 
-    def predict(self, outputs: Tensor) -> contract.Categorical:
+    def predict(self, outputs: Tensor) -> predictions.Categorical:
         """Class log-probabilities per sample."""
-        return contract.Categorical(outputs.log_softmax(-1))
+        return predictions.Categorical(outputs.log_softmax(-1))
 
 
 class Bernoulli(Likelihood):
@@ -37,9 +37,9 @@ class Bernoulli(Likelihood):
         log_odds = outputs.squeeze(-1)
         return -functional.softplus(torch.where(targets.bool(), -log_odds, log_odds))
 
-    def predict(self, outputs: Tensor) -> contract.Bernoulli:
+    def predict(self, outputs: Tensor) -> predictions.Bernoulli:
         """Log-odds per sample."""
-        return contract.Bernoulli(outputs.squeeze(-1))
+        return predictions.Bernoulli(outputs.squeeze(-1))
 
 
 class Gaussian(Likelihood):
@@ -72,7 +72,7 @@ class Gaussian(Likelihood):
         normal = torch.distributions.Normal(outputs, sigma, validate_args=False)
         return normal.log_prob(targets).sum(-1)
 
-    def predict(self, outputs: Tensor) -> contract.Gaussian:
+    def predict(self, outputs: Tensor) -> predictions.Gaussian:
         """Mean and variance per sample."""
         variance = torch.zeros(()) if self.per_example else (2 * self.log_sigma.detach()).exp()
-        return contract.Gaussian(outputs, variance.to(outputs).expand_as(outputs))
+        return predictions.Gaussian(outputs, variance.to(outputs).expand_as(outputs))

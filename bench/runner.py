@@ -155,22 +155,25 @@ def load(run: str | Path, data_dir: str | None = None) -> Method:
     checkpoints = sorted((directory / "checkpoints").glob("*.ckpt"))
     if not checkpoints:
         raise UsageError(f"{directory} holds no checkpoint")
-    method, task = registry.method(record.method.name), registry.task(record.task.name)
+    method = registry.method(record.method.name)
     settings = build(method.cls.settings_class, record.method.settings, "method")
-    problem = task.cls(build(task.cls.settings_class, record.task.settings, "task"), data_dir).problem()
-    fitted: Method = method.cls(problem, settings)
+    fitted: Method = method.cls(task_of(record, data_dir).problem(), settings)
     checkpoint = torch.load(checkpoints[-1], weights_only=True, map_location="cpu")
     fitted.load_state_dict(checkpoint["state_dict"])
     fitted.on_load_checkpoint(checkpoint)
     return fitted
 
 
+def task_of(record: records.Record, data_dir: str | None = None) -> Task:
+    """The task of a record, with the settings that it had."""
+    task = registry.task(record.task.name)
+    protocol: Task = task.cls(build(task.cls.settings_class, record.task.settings, "task"), data_dir)
+    return protocol
+
+
 def load_scores(directory: Path) -> tuple[Task, Arrays]:
     """The task of a finished run and the arrays that it is scored from; needs no data set."""
-    record = records.read_record(directory)
-    task = registry.task(record.task.name)
-    settings = build(task.cls.settings_class, record.task.settings, "task")
-    return task.cls(settings), records.read_arrays(directory)
+    return task_of(records.read_record(directory)), records.read_arrays(directory)
 
 
 # ------------------------------------------------------------------------------------------------- parts

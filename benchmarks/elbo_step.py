@@ -38,8 +38,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from bench import networks, optimizers, priors
+from bench.batches import batches
 from bench.contract import Batch, Budget, Method, Problem
-from bench.engine import Engine, batches
+from bench.engine import Engine
 from bench.likelihoods import Categorical
 from bench.methods.mfvi import MFVI
 from bench.methods.radial import Radial

@@ -13,9 +13,10 @@ from torch.utils.data import Dataset, TensorDataset
 
 from bench import engine as engine_module
 from bench import registry
+from bench.batches import TensorBatches, batches
 from bench.contract import Batch, Budget
 from bench.data import array_digest
-from bench.engine import Engine, TensorBatches, TrainerOptions, batches
+from bench.engine import Engine, TrainerOptions
 from bench.errors import Diverged, OutputError, UsageError
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI

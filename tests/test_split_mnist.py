@@ -9,7 +9,8 @@ import torch
 
 import bench
 from bench import data, metrics, registry
-from bench.contract import Categorical, Undefined
+from bench.contract import Undefined
+from bench.predictions import Categorical
 from bench.runner import load_scores
 from bench.tasks.split_mnist import SPLIT, SplitMNIST
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from torch.utils.data import TensorDataset
 
-from bench import contract, likelihoods
+from bench import contract, likelihoods, predictions
 from bench.contract import CAPABILITIES, Batch, Budget, Method, Prediction, Problem
 from bench.divergence import log_prob
 from bench.engine import Engine, TrainerOptions
@@ -34,9 +34,9 @@ from bench.weights import forward
 
 BUDGET = Budget(epochs=2, batch_size=8)
 PREDICTIONS = {
-    likelihoods.Categorical: contract.Categorical,
-    likelihoods.Bernoulli: contract.Bernoulli,
-    likelihoods.Gaussian: contract.Gaussian,
+    likelihoods.Categorical: predictions.Categorical,
+    likelihoods.Bernoulli: predictions.Bernoulli,
+    likelihoods.Gaussian: predictions.Gaussian,
 }
 
 
@@ -188,7 +188,7 @@ def predictions_are_valid(case: Case) -> None:
             assert value.shape[:2] == (samples, len(case.inputs))
             assert value.isfinite().all()
             assert not value.requires_grad
-        if isinstance(prediction, contract.Categorical):
+        if isinstance(prediction, predictions.Categorical):
             assert_close(prediction.log_probs.exp().sum(-1), torch.ones(value.shape[:2]))
         if samples > 1:
             assert len(first(prediction).unique(dim=0)) > 1, "all samples are the same"

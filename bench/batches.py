@@ -1,0 +1,89 @@
+"""Batches of a data set for one fit: in a new order every epoch, the same for the same seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, TensorDataset, default_collate
+
+from bench import randomness
+from bench.contract import Batch
+
+
+class TensorBatches:
+    """Batches of a data set that lies in memory, in a new order every epoch.
+
+    Args:
+        tensors: Inputs `[N, ...]`, targets `[N, ...]` and perhaps weights `[N]`.
+        batch_size: Examples per batch; None is all of them.
+        seed: Of the orders; None keeps the data set's own order.
+        ranks: (rank, number of processes): every process takes its share of each epoch.
+    """
+
+    def __init__(
+        self, tensors: tuple[Tensor, ...], batch_size: int | None, seed: int | None, ranks: tuple[int, int]
+    ) -> None:
+        self.tensors, self.seed, self.ranks = tensors, seed, ranks
+        self.rows = len(tensors[0]) // ranks[1] if ranks[1] > 1 else len(tensors[0])
+        self.batch_size = min(batch_size or self.rows, self.rows)
+        self.epoch = 0
+        if seed is not None:  # Lightning takes what has a sampler for a DataLoader, but for set_epoch
+            self.sampler = self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the order of the next pass."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return -(-self.rows // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        rank, world = self.ranks
+        if self.seed is None or (self.batch_size == self.rows and world == 1):
+            for parts in zip(*(t.split(self.batch_size) for t in self.tensors), strict=True):
+                yield Batch(*parts)
+            return
+        order = torch.randperm(len(self.tensors[0]), generator=randomness.generator(self.seed, self.epoch))
+        for index in order[rank::world][: self.rows].split(self.batch_size):
+            yield Batch(*(t[index] for t in self.tensors))
+
+
+class _EpochGenerator(Sampler):
+    """Order of a data set that is read from disk; new every epoch."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.size, self.seed, self.epoch = size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(torch.randperm(self.size, generator=randomness.generator(self.seed, self.epoch)).tolist())
+
+
+def _collate(rows: list[Any]) -> Batch:
+    return Batch(*default_collate(rows))
+
+
+def batches(
+    dataset: Dataset, batch_size: int | None, seed: int | None, ranks: tuple[int, int] = (0, 1)
+) -> TensorBatches | DataLoader:
+    """Batches of any data set; those in memory are sliced, others go through a DataLoader."""
+    if isinstance(dataset, TensorDataset):
+        return TensorBatches(dataset.tensors, batch_size, seed, ranks)
+    size = len(dataset)  # type: ignore[arg-type]
+    if seed is None:
+        return DataLoader(dataset, batch_size or size, collate_fn=_collate)
+    sampler = (
+        DistributedSampler(dataset, ranks[1], ranks[0], seed=seed % 2**31, drop_last=True)
+        if ranks[1] > 1
+        else _EpochGenerator(size, seed)
+    )
+    source = randomness.generator(seed, "workers")
+    return DataLoader(dataset, batch_size or size, sampler=sampler, collate_fn=_collate, generator=source)
