@@ -42,7 +42,7 @@ def location_scale_divergence(
 
 
 class _OneScale(torch.autograd.Function):
-    """What varies in a divergence to normals of one `std`; the gradient written out, 6% of an MLP's step."""
+    """What varies in a divergence to normals of one `std`; written out, its gradient takes fewer passes."""
 
     generate_vmap_rule = True
 

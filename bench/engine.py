@@ -136,8 +136,8 @@ class Engine:
         noise_seed = randomness.derive(self.seed, "noise", trainer.global_rank, self._stage, count)
         method.generator.manual_seed(noise_seed)
         shuffle_seed = randomness.derive(self.seed, "shuffle", self._stage, count)
-        ranks = (trainer.global_rank, trainer.world_size)
-        loader = batches(problem.train, budget.batch_size, shuffle_seed, ranks)
+        share = (trainer.global_rank, trainer.world_size)
+        loader = batches(problem.train, budget.batch_size, shuffle_seed, share)
         watch = _Watch(self, path, budget.patience, method.extra_epochs)
         if method.trains:
             self._train(trainer, method, loader, problem.val if budget.patience else None, watch)

@@ -5,19 +5,14 @@ Shapes: S samples, B examples, C classes. Log-probabilities may be minus infinit
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from bench.predictions import average_log_probs
+
 LOWEST = -1e4
 """Stored log-probabilities are clamped here, so that they are finite and fit float16."""
-
-
-def average(log_probs: Tensor) -> Tensor:
-    """Log of the mean probability over the samples, `[B, C]` from `[S, B, C]`, in float64."""
-    return torch.as_tensor(log_probs).double().logsumexp(0) - math.log(len(log_probs))
 
 
 def _entropy(log_probs: Tensor) -> Tensor:
@@ -26,7 +21,7 @@ def _entropy(log_probs: Tensor) -> Tensor:
 
 def predictive_entropy(log_probs: Tensor) -> Tensor:
     """Entropy of the averaged prediction, H[mean_s p_s], `[B]` from `[S, B, C]`, in nats."""
-    return _entropy(average(log_probs))
+    return _entropy(average_log_probs(torch.as_tensor(log_probs).double()))
 
 
 def expected_entropy(log_probs: Tensor) -> Tensor:

@@ -15,6 +15,11 @@ import torch
 from torch import Tensor, nn
 
 
+def average_log_probs(log_probs: Tensor) -> Tensor:
+    """Log of the mean probability over the samples, `[B, C]` from `[S, B, C]`, in the precision given."""
+    return log_probs.logsumexp(0) - math.log(len(log_probs))
+
+
 class BadPrediction(ValueError):
     """A prediction is not finite, not normalised or of the wrong shape."""
 
@@ -59,7 +64,7 @@ class Categorical(Prediction):
 
     def average(self) -> Tensor:
         """Log of the probabilities averaged over the samples, `[B, C]`."""
-        return self.log_probs.logsumexp(0) - math.log(len(self.log_probs))
+        return average_log_probs(self.log_probs)
 
     def log_score(self, targets: Tensor) -> Tensor:
         """Log probability of the classes `targets` `[B]` under the averaged prediction, `[B]`, in nats."""
@@ -83,7 +88,7 @@ class Bernoulli(Prediction):
     def average(self) -> Tensor:
         """Log of the probabilities of the classes 0 and 1 averaged over the samples, `[B, 2]`."""
         both = nn.functional.logsigmoid(torch.stack([-self.log_odds, self.log_odds], -1))
-        return both.logsumexp(0) - math.log(len(both))
+        return average_log_probs(both)
 
     def log_score(self, targets: Tensor) -> Tensor:
         """Log probability of the classes `targets` `[B]` under the averaged prediction, `[B]`, in nats."""

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import pydantic
@@ -28,7 +28,7 @@ from bench.contract import Arrays, Metrics, Row, Spec, Undefined
 from bench.data import array_digest
 from bench.errors import OutputError, UsageError
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 
 
 class _Part(pydantic.BaseModel):

@@ -318,7 +318,7 @@ def _record(
     numbers, undefined = scores or nothing
     method_file = Path(inspect.getfile(choice.method.cls))
     return records.Record(
-        schema_version=1,
+        schema_version=records.SCHEMA_VERSION,
         status=status,
         reason=None if failure is None else str(failure),
         task=records.TaskPart(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from bench import metrics
+from bench.predictions import average_log_probs
 
 INF = math.inf
 MEASURES = (metrics.predictive_entropy, metrics.expected_entropy, metrics.mutual_information)
@@ -93,9 +94,10 @@ def test_information_lies_between_zero_and_the_entropies(dtype, data):
 
 
 def test_average_is_of_probabilities():
-    got = metrics.average(logs([[[0.9, 0.1]], [[0.2, 0.8]]])).exp()
+    got = average_log_probs(logs([[[0.9, 0.1]], [[0.2, 0.8]]])).exp()
     torch.testing.assert_close(got, torch.tensor([[0.55, 0.45]], dtype=torch.float64))
-    assert metrics.average(torch.zeros(1, 1, 1)).dtype == torch.float64
+    assert metrics.predictive_entropy(torch.zeros(1, 1, 1)).dtype == torch.float64
+    assert metrics.expected_entropy(torch.zeros(1, 1, 1)).dtype == torch.float64
 
 
 # ---- what is stored
