@@ -101,6 +101,12 @@ def _run_parser(method: str | None, task: str | None, preset: str) -> _Parser:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of everything random in the run")
     parser.add_argument(
+        "--members",
+        type=int | None,
+        default=None,
+        help="fit so many independent copies and pool their draws; default is what the method's name says",
+    )
+    parser.add_argument(
         "--threads", type=int | None, default=None, help="CPU threads; default is torch's choice"
     )
     parser.add_argument("--out", type=str, default="runs", help="folder for runs")
@@ -160,6 +166,7 @@ def _run(arguments: list[str]) -> None:
             seed=chosen.seed,
             method_settings=given["method"],
             task_settings=given["task"],
+            members=chosen.members,
             trainer=vars(chosen.trainer) if "trainer" in chosen else {},
             threads=chosen.threads,
             out=chosen.out,
@@ -211,7 +218,7 @@ def _list(arguments: list[str]) -> None:
         for column in ("name", "what it is", "capabilities"):
             table.add_column(column)
         for name, entry in registry.methods().items():
-            able = [capability for capability in CAPABILITIES if capability in entry.cls.provides]
+            able = [capability for capability in CAPABILITIES if capability in entry.provides]
             table.add_row(name, entry.summary, ", ".join(able))
         output.print(table)
     if kind != "methods":

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
@@ -122,8 +122,11 @@ class Method(pl.LightningModule, ABC):
     """An approximation of the posterior, trained through Lightning's own hooks.
 
     A file under `methods/` declares one subclass and `NAMES`, a dictionary from each public name to the
-    settings that this name fixes. The subclass declares `settings_class`, `provides` (out of `CAPABILITIES`)
-    and `approximates` (one line).
+    settings that this name fixes; the word `members` in it makes the name an ensemble of so many independent
+    copies. It may declare `PRESETS` (preset -> settings on every task, other than the defaults) and `SEARCH`
+    (setting -> its range in `bench tune`, see `bench.tune`). The subclass declares `settings_class`,
+    `provides` (out of `CAPABILITIES`) and `approximates` (one line). A problem that it cannot infer is
+    refused in `__init__` by a UsageError.
 
     Args:
         problem: What to infer.
@@ -141,6 +144,8 @@ class Method(pl.LightningModule, ABC):
     prior_weight: float = 1.0
     """Factor of the prior term in the training loss at present; 1 is Bayes."""
     validation_samples: ClassVar[int] = 8
+    num_chains: int = 1
+    """Of a sampler with several chains: its prediction's samples come chain after chain, equally many."""
     network: nn.Module
 
     def __init__(self, problem: Problem, settings: Any, start: Method | None = None) -> None:
@@ -179,6 +184,28 @@ class Method(pl.LightningModule, ABC):
 
     def finish_fit(self, loader: Iterable[Batch]) -> None:
         """What follows training (a covariance, a generator), or replaces it where `trains` is False."""
+
+    def spends(self, budget: Budget) -> Budget:
+        """What this fit takes of the task's budget: its epochs and `extra_epochs`.
+
+        A sampler takes one full-batch transition per epoch, as many as its settings say. Whatever it is, the
+        record counts the steps.
+        """
+        return replace(budget, epochs=budget.epochs + self.extra_epochs)
+
+    @property
+    def warmup_epochs(self) -> int:
+        """Epochs that leave no posterior yet: early stopping neither counts nor keeps them."""
+        return self.extra_epochs
+
+    def diagnostics(self, inputs: Tensor | None = None) -> dict[str, float]:
+        """Numbers that tell how far this fit can be trusted, for the record.
+
+        Args:
+            inputs: None for those of the fit itself (acceptance, weights of components); inputs `[B, ...]`
+                for those of the predictions there (R-hat), of which the record keeps the largest.
+        """
+        return {}
 
     @classmethod
     def parameters_per_weight(cls, settings: Any) -> float:

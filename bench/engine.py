@@ -26,9 +26,10 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from bench import randomness
+from bench import ensemble, randomness
 from bench.batches import batches
 from bench.contract import Batch, Budget, Method, Problem
+from bench.ensemble import Ensemble
 from bench.errors import Diverged, UsageError
 from bench.predictions import BadPrediction, Prediction
 from bench.records import write, writing
@@ -66,6 +67,7 @@ class Engine:
         seed: Seed of the run.
         checkpoints: Folder for checkpoints; None keeps nothing, and nothing can be resumed.
         trainer: Options of the Trainer.
+        members: Every fit is one of so many independent copies, whose draws are pooled.
         checkpoint_seconds: An unfinished fit is saved at the first epoch's end after this many seconds.
     """
 
@@ -76,13 +78,15 @@ class Engine:
         seed: int,
         checkpoints: Path | None = None,
         trainer: TrainerOptions | None = None,
+        members: int = 1,
         checkpoint_seconds: float = 30.0,
     ) -> None:
         self.method_class, self.method_settings, self.seed = method_class, method_settings, seed
-        self.checkpoints = checkpoints
+        self.checkpoints, self.members = checkpoints, members
         self.options = trainer or TrainerOptions()
         self.checkpoint_seconds = checkpoint_seconds
         self.fits: list[dict[str, Any]] = []
+        self.diagnostics: dict[str, float] = {}
         self.logged: list[tuple[str, str, float, float]] = []
         self.histories: list[tuple[str, list[dict[str, float]]]] = []
         self.device = torch.device("cpu")
@@ -100,7 +104,7 @@ class Engine:
         Raises:
             UsageError: If it does not; in one line.
         """
-        return self._trainer(Budget(epochs=1), 0).global_rank
+        return self._trainer(Budget(epochs=1)).global_rank
 
     # ---- what a task may call
 
@@ -115,16 +119,63 @@ class Engine:
         self._observe("log", {"name": name, "value": value, "step": step})
 
     def fit(self, problem: Problem, budget: Budget, start: Method | None = None) -> Method:
-        """Fits the method to the problem within the budget.
+        """Fits the method to the problem within the budget; of an ensemble, every member.
 
         Raises:
             Diverged: If the loss of a step is not finite; says at which stage and step.
         """
+        return self.fit_many([problem], budget, None if start is None else [start])[0]
+
+    def fit_many(
+        self, problems: list[Problem], budget: Budget, starts: list[Method] | None = None
+    ) -> list[Method]:
+        """Independent fits, one per problem, each with its own initial weights, data order and noise."""
+        pairs = zip(problems, starts or len(problems) * (None,), strict=True)
+        if self.members == 1:
+            return [self._fit(problem, budget, start) for problem, start in pairs]
+        return [
+            Ensemble([self._fit(p, budget, s) for p, s in ensemble.split(problem, start, self.members)])
+            for problem, start in pairs
+        ]
+
+    def predict(self, method: Method, inputs: Tensor, num_samples: int) -> Prediction:
+        """Predictions for inputs `[N, ...]`, on the CPU; each draw of the weights is shared by all inputs.
+
+        Raises:
+            Diverged: If a prediction is not finite.
+        """
+        self._predictions += 1
+        seed = randomness.derive(self.seed, "predict", self._stage, self._predictions)
+        rows = _LARGEST_PIECE // max(inputs[0].numel(), 50 * num_samples * self.members)
+        rank, world = ranks()
+        pieces = list(inputs.split(max(1, min(rows, -(-len(inputs) // world)))))
+        method.to(self.device)
+        done = {}
+        for i in range(rank, len(pieces), world):
+            generator = torch.Generator(self.device).manual_seed(seed)
+            piece = pieces[i].to(self.device)
+            with self._finite_predictions():
+                prediction = method.predict(piece, num_samples, generator)
+            for name, value in method.diagnostics(piece).items():
+                self.diagnostics[name] = max(value, self.diagnostics.get(name, value))
+            done[i] = {name: value.cpu() for name, value in vars(prediction).items()}
+        kind = type(prediction)
+        method.to("cpu")
+        if world > 1:
+            gathered: list[Any] = [None] * world
+            torch.distributed.all_gather_object(gathered, done)
+            done = {i: piece for part in gathered for i, piece in part.items()}
+        return kind(**{name: torch.cat([done[i][name] for i in sorted(done)], 1) for name in done[0]})
+
+    # ---- how
+
+    def _fit(self, problem: Problem, budget: Budget, start: Method | None) -> Method:
         began = time.perf_counter()
         count = len(self.fits)
         with randomness.seeded(self.seed, "initialise", self._stage, count):
             method = self.method_class(problem, self.method_settings, start)
-        trainer = self._trainer(budget, method.extra_epochs)
+        budget = method.spends(budget)
+        trainer = self._trainer(budget)
         self.device = trainer.strategy.root_device
         path = self._checkpoint_path(count)
         if path is not None and path.exists():
@@ -138,7 +189,7 @@ class Engine:
         shuffle_seed = randomness.derive(self.seed, "shuffle", self._stage, count)
         share = (trainer.global_rank, trainer.world_size)
         loader = batches(problem.train, budget.batch_size, shuffle_seed, share)
-        watch = _Watch(self, path, budget.patience, method.extra_epochs)
+        watch = _Watch(self, path, budget.patience)
         if method.trains:
             self._train(trainer, method, loader, problem.val if budget.patience else None, watch)
         method.finish_fit(loader)
@@ -148,6 +199,7 @@ class Engine:
             "epochs": len(method.history),
             "steps": watch.steps,
             "seconds": round(watch.earlier_seconds + time.perf_counter() - began, 3),
+            "diagnostics": method.diagnostics(),
         }
         if path is not None and trainer.global_rank == 0:
             checkpoint = {"state_dict": method.state_dict(), "fit": fit}
@@ -156,43 +208,6 @@ class Engine:
             path.with_suffix(".partial").unlink(missing_ok=True)
         self._keep(method, fit)
         return method
-
-    def fit_many(
-        self, problems: list[Problem], budget: Budget, starts: list[Method] | None = None
-    ) -> list[Method]:
-        """Independent fits, one per problem, each with its own seeds."""
-        return [
-            self.fit(problem, budget, start)
-            for problem, start in zip(problems, starts or len(problems) * (None,), strict=True)
-        ]
-
-    def predict(self, method: Method, inputs: Tensor, num_samples: int) -> Prediction:
-        """Predictions for inputs `[N, ...]`, on the CPU; each draw of the weights is shared by all inputs.
-
-        Raises:
-            Diverged: If a prediction is not finite.
-        """
-        self._predictions += 1
-        seed = randomness.derive(self.seed, "predict", self._stage, self._predictions)
-        rows = _LARGEST_PIECE // max(inputs[0].numel(), 50 * num_samples)
-        rank, world = ranks()
-        pieces = list(inputs.split(max(1, min(rows, -(-len(inputs) // world)))))
-        method.to(self.device)
-        done = {}
-        for i in range(rank, len(pieces), world):
-            generator = torch.Generator(self.device).manual_seed(seed)
-            with self._finite_predictions():
-                prediction = method.predict(pieces[i].to(self.device), num_samples, generator)
-            done[i] = {name: value.cpu() for name, value in vars(prediction).items()}
-        kind = type(prediction)
-        method.to("cpu")
-        if world > 1:
-            gathered: list[Any] = [None] * world
-            torch.distributed.all_gather_object(gathered, done)
-            done = {i: piece for part in gathered for i, piece in part.items()}
-        return kind(**{name: torch.cat([done[i][name] for i in sorted(done)], 1) for name in done[0]})
-
-    # ---- how
 
     def _keep(self, method: Method, fit: dict[str, Any]) -> None:
         self.fits.append(fit)
@@ -210,7 +225,7 @@ class Engine:
             return None
         return self.checkpoints / f"{count:03d}-{re.sub('[^a-z0-9]+', '-', self._stage.lower())}.ckpt"
 
-    def _trainer(self, budget: Budget, extra_epochs: int) -> pl.Trainer:
+    def _trainer(self, budget: Budget) -> pl.Trainer:
         with warnings.catch_warnings(), _as_usage_error():
             warnings.filterwarnings("ignore", module="pytorch_lightning")
             return pl.Trainer(
@@ -219,7 +234,7 @@ class Engine:
                 strategy=self.options.strategy,
                 num_nodes=self.options.num_nodes,
                 precision=self.options.precision,  # type: ignore[arg-type]
-                max_epochs=budget.epochs + extra_epochs,
+                max_epochs=budget.epochs,
                 logger=False,
                 enable_checkpointing=False,
                 enable_progress_bar=False,
@@ -273,12 +288,12 @@ def _interruptible() -> Iterator[None]:
 class _Watch(pl.Callback):
     """Follows one fit: history, divergence, best epoch, unfinished checkpoints."""
 
-    def __init__(self, engine: Engine, path: Path | None, patience: int | None, extra_epochs: int) -> None:
-        self.engine, self.path, self.patience, self.extra_epochs = engine, path, patience, extra_epochs
+    def __init__(self, engine: Engine, path: Path | None, patience: int | None) -> None:
+        self.engine, self.path, self.patience = engine, path, patience
         self.steps = 0
         self.earlier_seconds = 0.0
         self.best: dict[str, Tensor] | None = None
-        self.best_nll, self.best_epoch = float("inf"), extra_epochs
+        self.best_nll, self.best_epoch = float("inf"), 0
         self._began = self._saved = time.perf_counter()
         self._sums: dict[str, Tensor] = {}
         self._rows = 0
@@ -298,15 +313,15 @@ class _Watch(pl.Callback):
         for name, value in outputs.items():
             self._sums[name] = self._sums.get(name, 0) + value.detach() * rows
 
-    def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    def on_validation_end(self, trainer: pl.Trainer, module: Method) -> None:  # type: ignore[override]
         epoch = trainer.current_epoch
-        if self.patience is None or epoch < self.extra_epochs:  # what is pretrained is no posterior yet
+        if self.patience is None or epoch < module.warmup_epochs:
             return
         nll = trainer.callback_metrics["val_nll"].item()
         if nll < self.best_nll:
             self.best_nll, self.best_epoch = nll, epoch
             self.best = {name: value.detach().clone() for name, value in module.state_dict().items()}
-        elif epoch - self.best_epoch >= self.patience:
+        elif epoch - max(self.best_epoch, module.warmup_epochs) >= self.patience:
             trainer.should_stop = True
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Method) -> None:  # type: ignore[override]

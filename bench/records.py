@@ -47,22 +47,24 @@ class TaskPart(_Part):
 
 
 class MethodPart(_Part):
-    """Which approximation; `tuning` says where its settings come from."""
+    """Which approximation, of how many members; `tuning` says where its settings come from."""
 
     name: str
     identity: str
+    members: int = 1
     settings: dict[str, Any]
     tuning: Literal["published", "tuned", "untuned"]
     capabilities: list[str]
 
 
 class FitPart(_Part):
-    """One fit: its stage, epochs, optimiser steps and wall-clock seconds."""
+    """One fit: its stage, epochs, training steps, wall-clock seconds, and what the method says of it."""
 
     stage: str
     epochs: int
     steps: int
     seconds: float
+    diagnostics: dict[str, float] = {}
 
 
 class Environment(_Part):
@@ -88,7 +90,10 @@ class Provenance(_Part):
 
 
 class Record(_Part):
-    """One run. `metrics` maps each metric to a number, or to null with its reason in `undefined`."""
+    """One run. `metrics` maps each metric to a number, or to null with its reason in `undefined`.
+
+    `diagnostics` are those of all its predictions, the largest of each (a sampler's `prediction_rhat`).
+    """
 
     schema_version: Literal[1]
     status: Literal["completed", "diverged", "failed"]
@@ -103,6 +108,7 @@ class Record(_Part):
     undefined: dict[str, str]
     validation: dict[str, float]
     fits: list[FitPart]
+    diagnostics: dict[str, float] = {}
     seconds: float
     environment: Environment
     trainer: dict[str, Any]

@@ -17,7 +17,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -25,6 +25,7 @@ from typing import Any
 import bench.methods
 import bench.tasks
 from bench.contract import Method, Task
+from bench.ensemble import capabilities
 from bench.errors import UsageError
 from bench.settings import build
 
@@ -41,7 +42,9 @@ class Entry:
         cls: The class behind it.
         fixed: Settings that the name fixes.
         file: Stem of the file that declares it.
-        presets: Of a task: preset -> settings.
+        presets: Preset -> settings other than the defaults; of a method, on every task.
+        members: Of a method: how many independent copies the name stands for.
+        search: Of a method: setting -> range in `bench tune`.
     """
 
     name: str
@@ -49,11 +52,19 @@ class Entry:
     fixed: Mapping[str, Any]
     file: str
     presets: Mapping[str, Mapping[str, Any]]
+    members: int = 1
+    search: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """Capabilities of a method."""
+        return capabilities(self.cls.provides, self.members)
 
     @property
     def summary(self) -> str:
         """First line of the file's documentation."""
-        return (inspect.getmodule(self.cls).__doc__ or self.cls.__doc__ or "").strip().splitlines()[0]
+        line = (inspect.getmodule(self.cls).__doc__ or self.cls.__doc__ or "").strip().splitlines()[0]
+        return line if self.members == 1 else f"{self.members} independent fits, pooled. {line}"
 
     def flags(self) -> list[str]:
         """Settings that a user may choose."""
@@ -63,6 +74,12 @@ class Entry:
 def _classes(module: Any, base: type) -> list[type]:
     own = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, base)]
     return [c for c in own if c.__module__ == module.__name__]
+
+
+def _entry(name: str, cls: type, fixed: Mapping[str, Any], file: str, module: Any) -> Entry:
+    settings = {k: v for k, v in fixed.items() if k != "members"}
+    presets, search = getattr(module, "PRESETS", {}), getattr(module, "SEARCH", {})
+    return Entry(name, cls, settings, file, presets, fixed.get("members", 1), search)
 
 
 def _discover(package: Any, base: type) -> dict[str, Entry]:
@@ -77,7 +94,7 @@ def _discover(package: Any, base: type) -> dict[str, Entry]:
         for name, fixed in module.NAMES.items():
             if name in found:
                 raise TypeError(f"the name '{name}' is declared in {found[name].file}.py and {info.name}.py")
-            found[name] = Entry(name, classes[0], fixed, info.name, getattr(module, "PRESETS", {}))
+            found[name] = _entry(name, classes[0], fixed, info.name, module)
     return found
 
 
@@ -114,7 +131,7 @@ def _find(name: str, kind: str, known: dict[str, Entry], base: type) -> Entry:
         raise UsageError(f"cannot import the {kind} '{name}': {error}") from None
     if not (inspect.isclass(cls) and issubclass(cls, base)):
         raise UsageError(f"'{name}' is no {base.__name__} of bench.contract")
-    return Entry(name, cls, {}, module_name, getattr(module, "PRESETS", {}))
+    return _entry(name, cls, {}, module_name, module)
 
 
 def method(name: str) -> Entry:
@@ -138,11 +155,26 @@ def task(name: str) -> Entry:
 # ------------------------------------------------------------------------------------ presets, identity
 
 
+def with_members(entry: Entry, members: int | None) -> Entry:
+    """The method as an ensemble of so many members: under the name that stands for it, if there is one."""
+    if members is None or members == entry.members:
+        return entry
+    siblings = [e for e in methods().values() if e.cls is entry.cls and e.fixed == entry.fixed]
+    named = [e for e in siblings if e.members == members]
+    named += [e for e in siblings if members > 1 and e.members > 1]
+    return replace(named[0] if named else entry, members=members)
+
+
 def _pair_presets(method: Entry, task: Entry) -> dict[str, dict[str, Any]]:
-    """Preset -> settings of the method for the task, with the key `provenance`."""
+    """Preset -> settings of the method for the task, with the key `provenance`.
+
+    An ensemble has the settings of its member.
+    """
     path = files("bench") / "presets" / f"{task.file}.toml"
     table = tomllib.loads(path.read_text()) if path.is_file() else {}
-    return {preset: table.get(preset, {}).get(method.name, {}) for preset in PRESETS}
+    names = [e.name for e in methods().values() if (e.cls, e.fixed, e.members) == (method.cls, method.fixed, 1)]
+    name = names[0] if names else method.name
+    return {preset: table.get(preset, {}).get(name, {}) for preset in PRESETS}
 
 
 def preset_values(method: Entry, task: Entry, preset: str) -> tuple[dict[str, Any], dict[str, Any], str]:
@@ -159,7 +191,8 @@ def preset_values(method: Entry, task: Entry, preset: str) -> tuple[dict[str, An
     pairs = _pair_presets(method, task)
     chosen = dict(pairs["standard"]) | (dict(pairs["paper"]) if preset == "paper" else {})
     provenance = chosen.pop("provenance", "untuned")
-    return {**method.fixed, **chosen}, {**task.fixed, **task.presets.get(preset, {})}, provenance
+    everywhere = method.presets.get(preset, {})
+    return {**method.fixed, **everywhere, **chosen}, {**task.fixed, **task.presets.get(preset, {})}, provenance
 
 
 def identity(entry: Entry, settings: Any, standard: Any) -> str:
@@ -169,6 +202,9 @@ def identity(entry: Entry, settings: Any, standard: Any) -> str:
     """
     standard_values = asdict(standard)
     differing = {k: v for k, v in asdict(settings).items() if v != standard_values[k]}
+    known = methods().get(entry.name)
+    if entry.members != (known.members if known else 1):
+        differing = {"members": entry.members, **differing}
     text = entry.name.replace(":", ".")
     if differing:
         text += "+" + ",".join(f"{name}={_safe(value)}" for name, value in differing.items())
@@ -203,13 +239,14 @@ def choose(
     preset: str = "standard",
     method_values: Mapping[str, Any] | None = None,
     task_values: Mapping[str, Any] | None = None,
+    members: int | None = None,
 ) -> Choice:
     """Resolves names, preset and overrides.
 
     Raises:
         UsageError: If a name, a preset or a value is wrong, or the method lacks what the task needs.
     """
-    m, t = method(method_name), task(task_name)
+    m, t = with_members(method(method_name), members), task(task_name)
     preset_m, preset_t, tuning = preset_values(m, t, preset)
     standard_m, standard_t, _ = preset_values(m, t, "standard")
     for entry, values, flag in ((m, method_values, "method"), (t, task_values, "task")):
@@ -220,13 +257,10 @@ def choose(
                 )
     chosen_m = build(m.cls.settings_class, {**preset_m, **(method_values or {})}, "method")
     chosen_t = build(t.cls.settings_class, {**preset_t, **(task_values or {})}, "task")
-    lacking = sorted(t.cls(chosen_t).spec.requires - m.cls.provides)
+    requires = t.cls(chosen_t).spec.requires
+    lacking = sorted(requires - m.provides)
     if lacking:
-        able = [
-            name
-            for name, entry in methods().items()
-            if not t.cls(chosen_t).spec.requires - entry.cls.provides
-        ]
+        able = [name for name, entry in methods().items() if not requires - entry.provides]
         raise UsageError(
             f"{m.name} cannot run {t.name}: it lacks the capability {', '.join(lacking)}; "
             f"methods that have it: {', '.join(able)}"

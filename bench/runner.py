@@ -27,6 +27,7 @@ from bench import figures, records, registry
 from bench.contract import Arrays, Method, Row, Task
 from bench.data import array_digest
 from bench.engine import Engine, TrainerOptions
+from bench.ensemble import Ensemble
 from bench.errors import BenchError, Diverged, OutputError, UsageError
 from bench.registry import Choice
 from bench.settings import build
@@ -50,6 +51,7 @@ def run(
     seed: int = 0,
     method_settings: Mapping[str, Any] | None = None,
     task_settings: Mapping[str, Any] | None = None,
+    members: int | None = None,
     trainer: Mapping[str, Any] | None = None,
     threads: int | None = None,
     out: str | Path = "runs",
@@ -67,6 +69,7 @@ def run(
         seed: Seed of everything random in the run.
         method_settings: Settings of the method other than the preset's.
         task_settings: Settings of the task other than the preset's.
+        members: Fit so many independent copies and pool their draws; None is what the method's name says.
         trainer: Options of Lightning's Trainer (`bench.engine.TrainerOptions`).
         threads: CPU threads; None leaves torch's choice. The same seed and threads give the same numbers.
         out: Folder for runs.
@@ -82,7 +85,9 @@ def run(
         OutputError: If the results cannot be written.
         BenchError: If the run failed; its record says so.
     """
-    choice = registry.choose(method, task, preset, method_settings, task_settings)
+    if members is not None and members < 1:
+        raise UsageError(f"--members {members}: must be 1 or more")
+    choice = registry.choose(method, task, preset, method_settings, task_settings, members)
     options = build(TrainerOptions, dict(trainer or {}), "trainer")
     if seed < 0:
         raise UsageError(f"--seed {seed}: must be 0 or more")
@@ -93,8 +98,8 @@ def run(
     directory = Path(out) / choice.task_identity / choice.method_identity / f"{preset}-seed{seed}"
     if threads is not None:
         torch.set_num_threads(threads)
-    command = _command(choice, method, task, seed, method_settings, task_settings)
-    engine = Engine(choice.method.cls, choice.method_settings, seed, directory / "checkpoints", options)
+    command = _command(choice, method, task, seed, method_settings, task_settings, members)
+    engine = Engine(choice.method.cls, choice.method_settings, seed, directory / "checkpoints", options, choice.method.members)
     if engine.check() > 0:  # a further process of a distributed run computes along and writes nothing
         _compute(protocol, engine)
         return Run(directory, None)  # type: ignore[arg-type]
@@ -157,11 +162,15 @@ def load(run: str | Path, data_dir: str | None = None) -> Method:
         raise UsageError(f"{directory} holds no checkpoint")
     method = registry.method(record.method.name)
     settings = build(method.cls.settings_class, record.method.settings, "method")
-    fitted: Method = method.cls(task_of(record, data_dir).problem(), settings)
-    checkpoint = torch.load(checkpoints[-1], weights_only=True, map_location="cpu")
-    fitted.load_state_dict(checkpoint["state_dict"])
-    fitted.on_load_checkpoint(checkpoint)
-    return fitted
+    problem = task_of(record, data_dir).problem()
+    members: list[Method] = []
+    for path in checkpoints[-record.method.members :]:
+        checkpoint = torch.load(path, weights_only=True, map_location="cpu")
+        fitted: Method = method.cls(problem, settings)
+        fitted.load_state_dict(checkpoint["state_dict"])
+        fitted.on_load_checkpoint(checkpoint)
+        members.append(fitted)
+    return members[0] if len(members) == 1 else Ensemble(members)
 
 
 def task_of(record: records.Record, data_dir: str | None = None) -> Task:
@@ -196,7 +205,7 @@ def _compute(protocol: Task, engine: Engine) -> Arrays:
 def _fingerprint(choice: Choice, seed: int, digest: str, options: Any) -> dict[str, Any]:
     """What must be equal for an unfinished run to go on."""
     return {
-        "method": asdict(choice.method_settings),
+        "method": asdict(choice.method_settings) | {"members": choice.method.members},
         "task": asdict(choice.task_settings),
         "seed": seed,
         "data": digest,
@@ -291,8 +300,11 @@ def _command(
     seed: int,
     method_settings: Mapping[str, Any] | None,
     task_settings: Mapping[str, Any] | None,
+    members: int | None,
 ) -> str:
     words = ["bench run", method, task]
+    if members is not None:
+        words.append(f"--members {members}")
     if choice.preset != "standard":
         words.append(f"--preset {choice.preset}")
     for flag, values in (("method", method_settings), ("task", task_settings)):
@@ -332,9 +344,10 @@ def _record(
         method=records.MethodPart(
             name=choice.method.name,
             identity=choice.method_identity,
+            members=choice.method.members,
             settings=asdict(choice.method_settings),
             tuning=choice.tuning,  # type: ignore[arg-type]
-            capabilities=sorted(choice.method.cls.provides),
+            capabilities=sorted(choice.method.provides),
         ),
         preset=choice.preset,
         seed=seed,
@@ -344,6 +357,7 @@ def _record(
         undefined=undefined,
         validation={name: value for name, _, _, value in engine.logged if math.isfinite(value)},
         fits=[records.FitPart(**fit) for fit in engine.fits],
+        diagnostics=engine.diagnostics,
         seconds=round(seconds, 3),
         environment=records.environment(records.device_name(engine.device)),
         trainer=asdict(engine.options),

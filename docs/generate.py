@@ -154,7 +154,7 @@ def speed() -> str:
 def method_list() -> str:
     """All methods."""
     rows = [
-        [f"`{name}`", entry.cls.approximates, ", ".join(sorted(entry.cls.provides))]
+        [f"`{name}`", entry.cls.approximates, ", ".join(sorted(entry.provides))]
         for name, entry in methods().items()
     ]
     return table(["method", "approximates", "capabilities"], rows)

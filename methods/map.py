@@ -21,7 +21,7 @@ from bench.energy import likelihood_term
 from bench.settings import Positive, settings
 from bench.weights import forward
 
-NAMES: dict[str, dict[str, object]] = {"map": {}}
+NAMES: dict[str, dict[str, object]] = {"map": {}, "deep_ensemble": {"members": 3}}
 
 
 @settings

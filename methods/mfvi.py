@@ -29,7 +29,7 @@ from bench.priors import normal_tensor
 from bench.settings import Count, NonNegative, Positive, Whole, settings
 from bench.weights import forward, reparametrise, sampled_outputs
 
-NAMES: dict[str, dict[str, object]] = {"mfvi": {}}
+NAMES: dict[str, dict[str, object]] = {"mfvi": {}, "mfvi_ensemble": {"members": 3}}
 
 
 @settings

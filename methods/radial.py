@@ -32,7 +32,7 @@ from bench.priors import normal_tensor
 from bench.settings import Count, NonNegative, Positive, Whole, settings
 from bench.weights import forward, reparametrise, sampled_outputs
 
-NAMES: dict[str, dict[str, object]] = {"radial": {}}
+NAMES: dict[str, dict[str, object]] = {"radial": {}, "radial_ensemble": {"members": 3}}
 
 LOG_TWO_PI = math.log(2 * math.pi)
 MEAN_LOG_RADIUS = (torch.special.digamma(torch.tensor(0.5, dtype=torch.float64)).item() + math.log(2)) / 2

@@ -26,7 +26,7 @@ PAIRS = [
     for m in registry.methods()
     for t in registry.tasks()
     if not registry.choose("map", t).task.cls(registry.choose("map", t).task_settings).spec.requires
-    - registry.method(m).cls.provides
+    - registry.method(m).provides
 ]
 
 
@@ -56,7 +56,7 @@ def test_every_entry_says_what_it_is(kind):
 
 def test_methods_declare_known_capabilities_and_no_more_than_they_have():
     for entry in registry.methods().values():
-        assert entry.cls.provides <= CAPABILITIES.keys()
+        assert entry.provides <= CAPABILITIES.keys()
         assert len(entry.cls.approximates) > 10
         own = {
             "weight_samples": "sample_weights",

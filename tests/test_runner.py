@@ -113,7 +113,7 @@ def test_load_without_checkpoint_is_one_line(done, tmp_path):
 @pytest.mark.parametrize("order", ["sequential", "joint"])
 def test_same_seed_same_arrays(tmp_path, method, order):
     needs = {"sequential"} if order == "sequential" else set()
-    if not needs <= registry.method(method).cls.provides:
+    if not needs <= registry.method(method).provides:
         with pytest.raises(UsageError, match="lacks the capability sequential; methods that have it: map, "):
             run(tmp_path, method)
         return

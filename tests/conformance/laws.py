@@ -46,11 +46,12 @@ class StoppedError(Exception):
 
 @dataclass(frozen=True)
 class Case:
-    """A method with settings and a problem."""
+    """A method with settings and a problem; an ensemble, if it has more than one member."""
 
     cls: type[Method]
     values: dict[str, Any]
     problem: Problem
+    members: int = 1
 
     @cached_property
     def settings(self) -> Any:
@@ -69,7 +70,8 @@ class Case:
 
     def engine(self, seed: int = 0, observer: Callable[..., None] | None = None, **kwargs: Any) -> Engine:
         """A fresh engine on the CPU."""
-        engine = Engine(self.cls, self.settings, seed, trainer=TrainerOptions(accelerator="cpu"), **kwargs)
+        kwargs |= {"trainer": TrainerOptions(accelerator="cpu"), "members": self.members}
+        engine = Engine(self.cls, self.settings, seed, **kwargs)
         if observer is not None:
             engine.observe(observer)
         return engine
@@ -77,6 +79,14 @@ class Case:
     def fit(self, seed: int = 0, budget: Budget = BUDGET, **kwargs: Any) -> Method:
         """The method after a short fit."""
         return self.engine(seed, **kwargs).fit(self.problem, budget)
+
+    def refusal(self) -> str | None:
+        """Why the method cannot infer this problem, or None if it can."""
+        try:
+            self.untrained()
+        except UsageError as error:
+            return str(error)
+        return None
 
     def untrained(self, seed: int = 0) -> Method:
         """The method before training, its parameters moved off their start by N(0, 0.3^2)."""
@@ -87,6 +97,11 @@ class Case:
                 for p in method.parameters():
                     p += 0.3 * torch.randn_like(p)
         return method
+
+    def posterior(self) -> Method:
+        """A posterior that is not at its start: moved, where parameters are all there is to it, else fitted."""
+        is_variational = self.members == 1 and {"loss_terms", "density"} <= self.cls.provides
+        return self.untrained() if is_variational and self.cls.trains else self.fit()
 
     def on(self, problem: Problem) -> Case:
         """The same method on another problem."""
@@ -116,7 +131,7 @@ def differ(a: Prediction, b: Prediction) -> bool:
 
 
 def is_deterministic(method: Method, inputs: Tensor) -> bool:
-    return len(first(predict(method, inputs, 3))) == 1
+    return len(first(predict(method, inputs, 3))) == len(first(predict(method, inputs, 4)))
 
 
 def first(prediction: Prediction) -> Tensor:
@@ -183,7 +198,7 @@ def predictions_are_valid(case: Case) -> None:
     for num_samples in (1, 4):
         prediction = predict(method, case.inputs, num_samples)
         assert type(prediction) is PREDICTIONS[type(case.problem.likelihood)]
-        samples = 1 if is_deterministic(method, case.inputs) else num_samples
+        samples = case.members * (1 if is_deterministic(method, case.inputs) else num_samples)
         for value in vars(prediction).values():
             assert value.shape[:2] == (samples, len(case.inputs))
             assert value.isfinite().all()
@@ -214,7 +229,7 @@ def prediction_ignores_its_company(case: Case) -> None:
 
 def double_precision_is_kept(case: Case) -> None:
     """A method in float64 on data in float64 draws, trains and predicts in float64."""
-    method = case.untrained().double()
+    method = case.posterior().double()
     batch = in_double(case.batch)
     for value in vars(predict(method, batch.inputs)).values():
         assert value.dtype == torch.float64
@@ -393,7 +408,7 @@ def training_fits_the_data(case: Case) -> None:
 def history_tells_the_terms(case: Case) -> None:
     """Each epoch leaves loss, likelihood term and prior term; loss = likelihood + prior weight * prior."""
     method = case.fit(budget=Budget(3, 8))
-    assert [row["epoch"] for row in method.history] == list(range(1, 4 + method.extra_epochs))
+    assert [row["epoch"] for row in method.history] == list(range(1, 1 + method.spends(Budget(3)).epochs))
     for row in method.history[method.extra_epochs :]:
         expected = row["likelihood_term"] + method.prior_weight * row["prior_term"]
         assert row["loss"] == pytest.approx(expected, rel=1e-5, abs=1e-6)
@@ -436,7 +451,7 @@ def finished_fit_is_found_again(case: Case, folder: Path) -> None:
     fitted = case.fit(checkpoints=folder)
     expected = predict(fitted, case.inputs)
     files = list(folder.iterdir())
-    assert [f.suffix for f in files] == [".ckpt"]
+    assert [f.suffix for f in files] == [".ckpt"] * case.members
     torch.load(files[0], weights_only=True)
 
     class NotAgain(case.cls):
@@ -499,7 +514,7 @@ def patience_keeps_the_best_epoch(case: Case, patience: int = 3) -> None:
     inputs, wrong = case.problem.val.tensors
     method = case.fit(budget=Budget(300, None, patience))
     nlls = [row["val_nll"] for row in method.history]
-    best = int(np.argmin(nlls))
+    best = method.warmup_epochs + int(np.argmin(nlls[method.warmup_epochs :]))
     assert len(nlls) == best + 1 + patience, f"best of {len(nlls)} epochs is {best + 1}"
     prediction = method.predict(inputs, method.validation_samples, generator(0))
     kept = -prediction.log_score(wrong).mean().item()
@@ -572,7 +587,7 @@ def predictions_are_of_the_weight_samples(case: Case, samples: int = 600) -> Non
 
     False alarm: two comparisons of two samples per output, about 36 x 2 x 7e-6 = 5e-4.
     """
-    method = case.untrained()
+    method = case.posterior()
     one = first(predict(method, case.inputs, samples, seed=1)).double()
     draws = method.sample_weights(samples, generator(2))
     with torch.no_grad():
@@ -589,7 +604,7 @@ def density_integrates_to_one(case: Case) -> None:
 
     False alarm of the moments: 4 x 7e-6.
     """
-    method = case.on(problems.straight_line()).untrained()
+    method = case.on(problems.straight_line()).posterior()
     draws = torch.cat([w.flatten(1) for w in method.sample_weights(20000, generator()).values()], 1).double()
     mean, std = draws.mean(0), draws.std(0)
     steps = torch.linspace(-8, 8, 401, dtype=torch.float64)
@@ -607,7 +622,7 @@ def density_integrates_to_one(case: Case) -> None:
 
 def density_fits_the_samples(case: Case, samples: int = 2000) -> None:
     """Stein: E_q[(w - c) . grad log q(w)] = -d for any c. False alarm: 7e-6."""
-    method = case.untrained()
+    method = case.posterior()
     draws = method.sample_weights(samples, generator(3))
     leaves = {name: w.requires_grad_() for name, w in draws.items()}
     values = method.log_prob(leaves)
@@ -625,7 +640,7 @@ def density_fits_the_samples(case: Case, samples: int = 2000) -> None:
 
 def moments_are_those_of_the_samples(case: Case, samples: int = 4000) -> None:
     """Mean and variance of every weight within 5 standard errors. False alarm: 2 x 95 x 6e-7 = 1e-4."""
-    method = case.untrained()
+    method = case.posterior()
     means, variances = method.moments()
     draws = method.sample_weights(samples, generator(4))
     assert means.keys() == variances.keys() == draws.keys()

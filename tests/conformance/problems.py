@@ -38,6 +38,11 @@ def line(dropout: float = 0.0, width: float = 1.0) -> nn.Sequential:
     return nn.Sequential(networks.Dropout(dropout), nn.Linear(1, 1))
 
 
+def linear_network(dropout: float = 0.0, width: float = 1.0) -> nn.Linear:
+    """Three inputs, two outputs, no hidden layer."""
+    return nn.Linear(3, 2)
+
+
 class Residual(nn.Module):
     """No plain stack: a skip connection, a scalar parameter, one without bias."""
 
@@ -108,8 +113,24 @@ def large() -> Problem:
     return _problem(partial(networks.mlp, 101, 2, (100,)), likelihoods.Gaussian(0.5), inputs, targets)
 
 
+def known_noise() -> Problem:
+    """The regression problem with noise of known size."""
+    return replace(regression(), likelihood=likelihoods.Gaussian(0.3, 2))
+
+
+def linear() -> Problem:
+    """Two outputs, linear in vectors of 3, with noise of known size."""
+    return replace(known_noise(), network=linear_network)
+
+
 PROBLEMS = {"mlp": mlp, "cnn": cnn, "regression": regression}
-UNUSUAL = {"residual": residual, "large": large}
+UNUSUAL = {"residual": residual, "large": large, "known_noise": known_noise, "linear": linear}
+INSTEAD = {
+    "mlp": ("linear",),
+    "cnn": ("linear",),
+    "regression": ("known_noise", "linear"),
+}
+"""What a method that refuses a problem is tried on in its place."""
 
 
 def with_rows(problem: Problem, rows: Tensor, weights: Tensor | None = None) -> Problem:

@@ -10,50 +10,79 @@ from bench.contract import Method
 ALL = problems.PROBLEMS | problems.UNUSUAL
 
 
-def cases(*names, where=lambda cls: True):
+def case_of(entry, problem):
+    """The method under its preset smoke, on a problem; or None if it refuses the problem."""
+    values = {**entry.fixed, **entry.presets.get("smoke", {})}
+    case = Case(entry.cls, values, ALL[problem](), entry.members)
+    return None if case.refusal() else case
+
+
+def accepted(entry, names):
+    """The problems to take: those named, and in place of a refused one what the method can infer."""
+    found = {}
+    for name in names:
+        for instead in (name, *problems.INSTEAD.get(name, ())):
+            if instead not in found and (case := case_of(entry, instead)) is not None:
+                found[instead] = case
+                break
+    return found
+
+
+def cases(*names, where=lambda entry: True):
     """A case for every method that `where` holds for and every named problem."""
     found = [
-        pytest.param(Case(entry.cls, dict(entry.fixed), ALL[problem]()), id=f"{entry.name}-{problem}")
+        pytest.param(case, id=f"{entry.name}-{problem}")
         for entry in registry.methods().values()
-        if where(entry.cls)
-        for problem in names or problems.PROBLEMS
+        if where(entry)
+        for problem, case in accepted(entry, names or problems.PROBLEMS).items()
     ]
     return pytest.mark.parametrize("case", found)
 
 
 def providing(*capabilities):
     """Whether a method declares all of these."""
-    return lambda cls: cls.provides.issuperset(capabilities)
+    return lambda entry: entry.provides.issuperset(capabilities)
 
 
-def trains(cls):
-    """Whether a method takes optimiser steps."""
-    return cls.trains
+def trains(entry):
+    """Whether a method takes training steps; of an ensemble the members do."""
+    return entry.cls.trains and entry.members == 1
 
 
-def trains_by_terms(cls):
+def trains_by_terms(entry):
     """Whether a method takes optimiser steps on declared loss terms."""
-    return cls.trains and "loss_terms" in cls.provides
+    return trains(entry) and "loss_terms" in entry.provides
 
 
-def draws(cls):
+def draws(entry):
     """Whether a method's loss terms are evaluated under noise of its own."""
-    return "loss_terms" in cls.provides and cls.draw_noise is not Method.draw_noise
+    return "loss_terms" in entry.provides and entry.cls.draw_noise is not Method.draw_noise
 
 
-def is_variational(cls):
+def is_variational(entry):
     """Whether the loss is an expectation over a density that the method can draw from."""
-    return draws(cls) and cls.provides.issuperset({"weight_samples", "density"})
+    return draws(entry) and entry.provides.issuperset({"weight_samples", "density"})
 
 
-def loss_is_over_its_predictions(cls):
+def loss_is_over_its_predictions(entry):
     """Whether the loss is over the very weights that predict: noise in both, or in neither."""
-    return "loss_terms" in cls.provides and (draws(cls) or "weight_samples" not in cls.provides)
+    return "loss_terms" in entry.provides and (draws(entry) or "weight_samples" not in entry.provides)
 
 
 def test_methods_are_discovered():
     """The registry knows the first methods, so the suite below is not empty."""
     assert registry.methods().keys() >= {"map", "mfvi", "radial", "mc_dropout"}
+
+
+@pytest.mark.parametrize("name", registry.methods())
+def test_every_method_is_tried(name):
+    """What a method refuses it refuses in one line, and it infers something of each kind that it can."""
+    entry = registry.method(name)
+    values = {**entry.fixed, **entry.presets.get("smoke", {})}
+    for problem in ALL.values():
+        refusal = Case(entry.cls, values, problem()).refusal()
+        assert refusal is None or ("\n" not in refusal and name.split("_")[0] in refusal)
+    assert accepted(entry, problems.PROBLEMS)
 
 
 # ---- predictions
@@ -98,7 +127,7 @@ def test_prediction_changes_nothing(case):
 # ---- loss
 
 
-@cases(*ALL, where=trains)
+@cases(*ALL, where=trains_by_terms)
 def test_gradients_reach_every_parameter(case):
     """Every parameter that the optimiser gets is trained by one step."""
     laws.gradients_reach_every_parameter(case)
@@ -129,7 +158,7 @@ def test_weights_count_examples(case, weight):
     laws.weights_count_examples(case, weight)
 
 
-@cases("mlp", where=lambda cls: trains_by_terms(cls) and "weighted" in cls.provides)
+@cases("mlp", where=lambda entry: trains_by_terms(entry) and "weighted" in entry.provides)
 def test_weights_reach_training(case):
     """The weights of the data set reach the training loss through the engine."""
     laws.weights_reach_training(case)
@@ -150,7 +179,7 @@ def test_prior_term_is_the_divergence(case):
 # ---- training
 
 
-@cases("mlp", "regression", where=trains)
+@cases("mlp", "regression", where=trains_by_terms)
 def test_training_fits_the_data(case):
     """Training goes downhill."""
     laws.training_fits_the_data(case)
@@ -162,7 +191,7 @@ def test_history_tells_the_terms(case):
     laws.history_tells_the_terms(case)
 
 
-@cases()
+@cases(where=lambda entry: entry.cls.trains)
 def test_seed_decides(case):
     """Same seed, same numbers; other seed, other numbers."""
     laws.seed_decides(case)
@@ -193,7 +222,7 @@ def test_stopped_fit_goes_on(case, tmp_path, patience):
     laws.stopped_fit_goes_on(case, tmp_path, patience)
 
 
-@cases("mlp", "regression", where=trains)
+@cases("mlp", "regression", where=trains_by_terms)
 def test_patience_keeps_the_best_epoch(case):
     """Early stopping stops, and the best epoch is what remains."""
     laws.patience_keeps_the_best_epoch(case)
@@ -217,7 +246,7 @@ def test_bad_settings_are_refused(case):
 # ---- capabilities
 
 
-@cases("mlp")
+@cases("mlp", where=lambda entry: entry.members == 1)
 def test_undeclared_capabilities_raise(case):
     """What is not declared is not there."""
     laws.undeclared_capabilities_raise(case)

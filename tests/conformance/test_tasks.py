@@ -64,7 +64,7 @@ def make(name, **values):
 
 def method_for(task):
     """Name of the first method that can do what the task needs, a sampling one if there is one."""
-    able = [n for n, entry in registry.methods().items() if entry.cls.provides >= task.spec.requires]
+    able = [n for n, entry in registry.methods().items() if entry.provides >= task.spec.requires]
     return "mfvi" if "mfvi" in able else able[0]
 
 
@@ -277,7 +277,7 @@ def test_figures_are_drawn(name, runs, tmp_path):
 @every_task
 def test_smoke_preset_takes_less_than_a_minute(name, tmp_path):
     """From the command to its end, imports and figures included, with the dearest of the first methods."""
-    method = "radial" if make(name).spec.requires <= registry.method("radial").cls.provides else "map"
+    method = "radial" if make(name).spec.requires <= registry.method("radial").provides else "map"
     began = time.monotonic()
     done = toys.call(["run", method, name, "--preset", "smoke"], tmp_path)
     assert done.returncode == 0, done.stderr
