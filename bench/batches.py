@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -87,3 +87,19 @@ def batches(
     )
     source = randomness.generator(seed, "workers")
     return DataLoader(dataset, batch_size or size, sampler=sampler, collate_fn=_collate, generator=source)
+
+
+class OnDevice:
+    """The batches of a loader, on a device.
+
+    Args:
+        loader: Gives batches, as often as it is walked.
+        device: Where to.
+    """
+
+    def __init__(self, loader: Iterable[Batch], device: torch.device) -> None:
+        self.loader, self.device = loader, device
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self.loader:
+            yield Batch(*(None if part is None else part.to(self.device) for part in batch))

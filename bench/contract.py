@@ -104,7 +104,8 @@ class Budget:
     """What every method may spend on one fit; posed by the task.
 
     `batch_size` None means full batch; `patience` stops after that many epochs without a better validation
-    NLL and keeps the best epoch, None trains to the end.
+    NLL and keeps the best epoch, None trains to the end. Without validation examples the training loss, an
+    estimate of the negative ELBO where there is one, stands in for the NLL.
     """
 
     epochs: int
@@ -144,6 +145,8 @@ class Method(pl.LightningModule, ABC):
     prior_weight: float = 1.0
     """Factor of the prior term in the training loss at present; 1 is Bayes."""
     validation_samples: ClassVar[int] = 8
+    stacks: bool = False
+    """Whether `loss_terms` runs under `torch.func.vmap` over copies and training has no hooks of its own."""
     num_chains: int = 1
     """Of a sampler with several chains: its prediction's samples come chain after chain, equally many."""
     network: nn.Module
@@ -324,7 +327,11 @@ Metrics = dict[str, float | Undefined]
 
 @dataclass(frozen=True)
 class Spec:
-    """What a task measures. `version` grows whenever the same predictions would score differently."""
+    """What a task measures. `version` grows whenever the same predictions would score differently.
+
+    `validation_metric` names a metric that the run also logs on validation data: all that tuning may look
+    at; None: cannot be tuned.
+    """
 
     question: str
     source: str
@@ -335,6 +342,7 @@ class Spec:
     ranked: bool = True
     min_seeds: int = 3
     seed_matters: bool = True
+    validation_metric: str | None = None
 
 
 class Engine(Protocol):
@@ -408,6 +416,18 @@ class Task(ABC):
     @abstractmethod
     def score(self, arrays: Arrays) -> Metrics:
         """Every metric of the spec, from the arrays alone: pure, and what the leaderboard recomputes."""
+
+    @property
+    def target(self) -> str | None:
+        """Names the posterior that runs approximate, as a file name: from it a reference is found.
+
+        Runs that differ in budget, repetitions or seed alone share it. None: no run can be a reference.
+        """
+        return None
+
+    def reference(self, arrays: Arrays) -> Arrays:
+        """What of a run's arrays serves as the reference posterior of other runs with the same `target`."""
+        return {}
 
     def curves(self, arrays: Arrays) -> list[Row]:
         """Points of `curves.csv`, from the arrays alone."""

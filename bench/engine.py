@@ -16,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,10 +25,9 @@ import torch
 import torch.distributed
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from bench import ensemble, randomness
-from bench.batches import batches
+from bench import ensemble, randomness, stacked
+from bench.batches import OnDevice, batches
 from bench.contract import Batch, Budget, Method, Problem
 from bench.ensemble import Ensemble
 from bench.errors import Diverged, UsageError
@@ -56,6 +56,24 @@ class TrainerOptions:
     """Number of machines."""
     precision: str = "32-true"
     """Floating-point precision: 32-true, bf16-mixed, ..."""
+    stacked: bool = False
+    """Train independent fits side by side, where method and budget allow (bench.stacked); slower on a CPU."""
+
+
+@dataclass
+class _Job:
+    """One fit under way; `fit` is what the record will say of it, None until it is finished."""
+
+    method: Method
+    budget: Budget
+    trainer: pl.Trainer
+    loader: Any
+    path: Path | None
+    fit: dict[str, Any] | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        return self.fit is not None
 
 
 class Engine:
@@ -130,13 +148,17 @@ class Engine:
         self, problems: list[Problem], budget: Budget, starts: list[Method] | None = None
     ) -> list[Method]:
         """Independent fits, one per problem, each with its own initial weights, data order and noise."""
-        pairs = zip(problems, starts or len(problems) * (None,), strict=True)
-        if self.members == 1:
-            return [self._fit(problem, budget, start) for problem, start in pairs]
-        return [
-            Ensemble([self._fit(p, budget, s) for p, s in ensemble.split(problem, start, self.members)])
-            for problem, start in pairs
+        parts = [
+            part
+            for problem, start in zip(problems, starts or len(problems) * (None,), strict=True)
+            for part in ensemble.split(problem, start, self.members)
         ]
+        fitted = self._fit_stacked(parts, budget) if self.options.stacked and len(parts) > 1 else None
+        if fitted is None:
+            fitted = [self._fit(problem, budget, start) for problem, start in parts]
+        if self.members == 1:
+            return fitted
+        return [Ensemble(fitted[i : i + self.members]) for i in range(0, len(fitted), self.members)]
 
     def predict(self, method: Method, inputs: Tensor, num_samples: int) -> Prediction:
         """Predictions for inputs `[N, ...]`, on the CPU; each draw of the weights is shared by all inputs.
@@ -170,48 +192,81 @@ class Engine:
     # ---- how
 
     def _fit(self, problem: Problem, budget: Budget, start: Method | None) -> Method:
+        """One fit, or what its checkpoint holds."""
         began = time.perf_counter()
-        count = len(self.fits)
+        job = self._job(problem, budget, start, len(self.fits))
+        watch = _Watch(self, job.path, job.budget.patience)
+        if not job.is_finished:
+            if job.method.trains:
+                self._train(job, watch)
+            job.method.to(self.device)
+            job.method.finish_fit(OnDevice(job.loader, self.device))
+            job.method.to("cpu")
+        return self._finish(job, watch.steps, watch.earlier_seconds + time.perf_counter() - began)
+
+    def _job(self, problem: Problem, budget: Budget, start: Method | None, count: int) -> _Job:
+        """The `count`-th fit of the run before its training, or after it if a checkpoint holds it."""
         with randomness.seeded(self.seed, "initialise", self._stage, count):
             method = self.method_class(problem, self.method_settings, start)
         budget = method.spends(budget)
         trainer = self._trainer(budget)
         self.device = trainer.strategy.root_device
-        path = self._checkpoint_path(count)
-        if path is not None and path.exists():
-            checkpoint = torch.load(path, weights_only=True, map_location="cpu")
-            method.load_state_dict(checkpoint["state_dict"])
-            method.on_load_checkpoint(checkpoint)
-            self._keep(method, checkpoint["fit"])
-            return method
-        noise_seed = randomness.derive(self.seed, "noise", trainer.global_rank, self._stage, count)
-        method.generator.manual_seed(noise_seed)
+        method.generator.manual_seed(
+            randomness.derive(self.seed, "noise", trainer.global_rank, self._stage, count)
+        )
         shuffle_seed = randomness.derive(self.seed, "shuffle", self._stage, count)
         share = (trainer.global_rank, trainer.world_size)
         loader = batches(problem.train, budget.batch_size, shuffle_seed, share)
-        watch = _Watch(self, path, budget.patience)
-        if method.trains:
-            self._train(trainer, method, loader, problem.val if budget.patience else None, watch)
-        method.finish_fit(loader)
-        method.to("cpu")
-        fit = {
-            "stage": self._stage,
-            "epochs": len(method.history),
-            "steps": watch.steps,
-            "seconds": round(watch.earlier_seconds + time.perf_counter() - began, 3),
-            "diagnostics": method.diagnostics(),
-        }
-        if path is not None and trainer.global_rank == 0:
-            checkpoint = {"state_dict": method.state_dict(), "fit": fit}
-            method.on_save_checkpoint(checkpoint)
-            save(checkpoint, path)
-            path.with_suffix(".partial").unlink(missing_ok=True)
-        self._keep(method, fit)
+        job = _Job(method, budget, trainer, loader, self._checkpoint_path(count))
+        if job.path is not None and job.path.exists():
+            checkpoint = torch.load(job.path, weights_only=True, map_location="cpu")
+            method.load_state_dict(checkpoint["state_dict"])
+            method.on_load_checkpoint(checkpoint)
+            job.fit = checkpoint["fit"]
+        return job
+
+    def _finish(self, job: _Job, steps: int, seconds: float) -> Method:
+        """Keeps what the fit left: in the record, and in its checkpoint."""
+        method = job.method
+        if job.fit is None:
+            job.fit = {
+                "stage": self._stage,
+                "epochs": len(method.history),
+                "steps": steps,
+                "seconds": round(seconds, 3),
+                "diagnostics": method.diagnostics(),
+            }
+            if job.path is not None and job.trainer.global_rank == 0:
+                checkpoint = {"state_dict": method.state_dict(), "fit": job.fit}
+                method.on_save_checkpoint(checkpoint)
+                save(checkpoint, job.path)
+                job.path.with_suffix(".partial").unlink(missing_ok=True)
+        self.fits.append(job.fit)
+        self.histories.append((self._stage, method.history))
         return method
 
-    def _keep(self, method: Method, fit: dict[str, Any]) -> None:
-        self.fits.append(fit)
-        self.histories.append((self._stage, method.history))
+    def _fit_stacked(self, parts: list[tuple[Problem, Method | None]], budget: Budget) -> list[Method] | None:
+        """All fits side by side, or None where they cannot be; they are checkpointed when all are done."""
+        began = time.perf_counter()
+        jobs = [self._job(p, budget, s, len(self.fits) + i) for i, (p, s) in enumerate(parts)]
+        if all(job.is_finished for job in jobs):
+            return [self._finish(job, 0, 0) for job in jobs]
+        if any(job.is_finished for job in jobs):  # stopped while the checkpoints were written: once more
+            for job in jobs:
+                if job.path is not None:
+                    job.path.unlink(missing_ok=True)
+            jobs = [self._job(p, budget, s, len(self.fits) + i) for i, (p, s) in enumerate(parts)]
+        if not stacked.fit_together([job.method for job in jobs], [job.budget for job in jobs]):
+            return None
+        side_by_side = stacked.Stacked([job.method for job in jobs])
+        watch = _Watch(self, None, None)
+        loader = stacked.Batches([job.loader for job in jobs])  # type: ignore[arg-type]
+        self._run(jobs[0].trainer, side_by_side, watch, loader)
+        side_by_side.hand_back()
+        seconds = (time.perf_counter() - began) / len(jobs)
+        for job in jobs:
+            job.method.finish_fit(job.loader)
+        return [self._finish(job, watch.steps, seconds) for job in jobs]
 
     @contextmanager
     def _finite_predictions(self) -> Iterator[None]:
@@ -246,23 +301,32 @@ class Engine:
     def _auto_devices(self) -> int | str:
         return 1 if self.options.accelerator in ("auto", "cpu") and not torch.cuda.is_available() else "auto"
 
-    def _train(
-        self, trainer: pl.Trainer, method: Method, loader: Any, val: Dataset | None, watch: _Watch
-    ) -> None:
-        trainer.callbacks.append(watch)  # type: ignore[attr-defined]
-        partial = watch.path.with_suffix(".partial") if watch.path else None
+    def _train(self, job: _Job, watch: _Watch) -> None:
+        method, patience = job.method, job.budget.patience
+        val = method.problem.val if patience else None
+        partial = job.path.with_suffix(".partial") if job.path else None
         resume = str(partial) if partial and partial.exists() else None
         val_loader = batches(val, 1000, None) if val is not None else None
+        self._run(job.trainer, method, watch, job.loader, val_loader, resume)
+        if watch.best is not None:
+            method.load_state_dict(watch.best)
+
+    def _run(
+        self,
+        trainer: pl.Trainer,
+        module: Any,
+        watch: _Watch,
+        loader: Any,
+        val: Any = None,
+        resume: Any = None,
+    ) -> None:
+        trainer.callbacks.append(watch)  # type: ignore[attr-defined]
         # The method's own code may draw from torch's global generator: give it a seed, and give it back.
         with warnings.catch_warnings(), randomness.seeded(self.seed, "train", self._stage, len(self.fits)):
             warnings.filterwarnings("ignore", module="pytorch_lightning")
             with _interruptible(), self._finite_predictions():
-                trainer.fit(
-                    method, loader, val_loader, ckpt_path=resume, weights_only=True if resume else None
-                )
-        if watch.best is not None:
-            method.load_state_dict(watch.best)
-        method.trainer = None  # type: ignore[assignment]
+                trainer.fit(module, loader, val, ckpt_path=resume, weights_only=True if resume else None)
+        module.trainer = None
 
 
 @contextmanager
@@ -285,15 +349,18 @@ def _interruptible() -> Iterator[None]:
         raise KeyboardInterrupt from None
 
 
-class _Watch(pl.Callback):
-    """Follows one fit: history, divergence, best epoch, unfinished checkpoints."""
+class _Watch(pl.callbacks.Checkpoint):
+    """Follows one fit: history, divergence, best epoch, unfinished checkpoints.
+
+    A Checkpoint, because Lightning calls those at an epoch's end after the method's own hook.
+    """
 
     def __init__(self, engine: Engine, path: Path | None, patience: int | None) -> None:
         self.engine, self.path, self.patience = engine, path, patience
         self.steps = 0
         self.earlier_seconds = 0.0
         self.best: dict[str, Tensor] | None = None
-        self.best_nll, self.best_epoch = float("inf"), 0
+        self.best_score, self.best_epoch = float("inf"), 0
         self._began = self._saved = time.perf_counter()
         self._sums: dict[str, Tensor] = {}
         self._rows = 0
@@ -313,15 +380,17 @@ class _Watch(pl.Callback):
         for name, value in outputs.items():
             self._sums[name] = self._sums.get(name, 0) + value.detach() * rows
 
-    def on_validation_end(self, trainer: pl.Trainer, module: Method) -> None:  # type: ignore[override]
+    def _stop_early(self, trainer: pl.Trainer, module: Method, patience: int) -> None:
+        """Stops after `patience` epochs without a better validation NLL, or training loss without one."""
         epoch = trainer.current_epoch
-        if self.patience is None or epoch < module.warmup_epochs:
+        if epoch < module.warmup_epochs:
             return
-        nll = trainer.callback_metrics["val_nll"].item()
-        if nll < self.best_nll:
-            self.best_nll, self.best_epoch = nll, epoch
+        row = module.history[-1]
+        score = row.get("val_nll", row["loss"])
+        if score < self.best_score:
+            self.best_score, self.best_epoch = score, epoch
             self.best = {name: value.detach().clone() for name, value in module.state_dict().items()}
-        elif epoch - max(self.best_epoch, module.warmup_epochs) >= self.patience:
+        elif epoch - max(self.best_epoch, module.warmup_epochs) >= patience:
             trainer.should_stop = True
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Method) -> None:  # type: ignore[override]
@@ -329,6 +398,8 @@ class _Watch(pl.Callback):
         row |= {name: (total / self._rows).item() for name, total in self._sums.items()}
         row |= {name: value.item() for name, value in trainer.callback_metrics.items()}
         module.history.append(row)
+        if self.patience is not None:
+            self._stop_early(trainer, module, self.patience)
         self.engine._observe("epoch", row | {"of": trainer.max_epochs})
         last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
         if self.path is None or last:
@@ -344,7 +415,7 @@ class _Watch(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         seconds = self.earlier_seconds + time.perf_counter() - self._began
-        names = ("steps", "best", "best_nll", "best_epoch")
+        names = ("steps", "best", "best_score", "best_epoch")
         return {name: getattr(self, name) for name in names} | {"earlier_seconds": seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -172,7 +172,9 @@ def _pair_presets(method: Entry, task: Entry) -> dict[str, dict[str, Any]]:
     """
     path = files("bench") / "presets" / f"{task.file}.toml"
     table = tomllib.loads(path.read_text()) if path.is_file() else {}
-    names = [e.name for e in methods().values() if (e.cls, e.fixed, e.members) == (method.cls, method.fixed, 1)]
+    names = [
+        e.name for e in methods().values() if (e.cls, e.fixed, e.members) == (method.cls, method.fixed, 1)
+    ]
     name = names[0] if names else method.name
     return {preset: table.get(preset, {}).get(name, {}) for preset in PRESETS}
 
@@ -192,7 +194,11 @@ def preset_values(method: Entry, task: Entry, preset: str) -> tuple[dict[str, An
     chosen = dict(pairs["standard"]) | (dict(pairs["paper"]) if preset == "paper" else {})
     provenance = chosen.pop("provenance", "untuned")
     everywhere = method.presets.get(preset, {})
-    return {**method.fixed, **everywhere, **chosen}, {**task.fixed, **task.presets.get(preset, {})}, provenance
+    return (
+        {**method.fixed, **everywhere, **chosen},
+        {**task.fixed, **task.presets.get(preset, {})},
+        provenance,
+    )
 
 
 def identity(entry: Entry, settings: Any, standard: Any) -> str:

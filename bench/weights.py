@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
 from torch.func import functional_call, vmap
 from torch.nn import functional
 
@@ -161,7 +162,12 @@ def _unstack(weights: Weights) -> Iterator[dict[str, Tensor]]:
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """Images `[B, C, H, W]` in the order in memory that convolutions on a CPU are fastest in."""
+    """Images `[B, C, H, W]` in the order in memory that convolutions on a CPU are fastest in.
+
+    Inside vmap, which has no word for the order, they stay as they are.
+    """
+    if is_batchedtensor(images):
+        return images
     images = images.contiguous(memory_format=torch.channels_last)
     if images.shape[1] > 1:
         return images

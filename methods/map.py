@@ -40,6 +40,7 @@ class MAP(Method):
     settings_class = Settings
     approximates = "the posterior by a point mass at its mode"
     provides = frozenset({"sequential", "weighted", "loss_terms"})
+    stacks = True
     settings: Settings
 
     def __init__(self, problem: Problem, settings: Settings, start: MAP | None = None) -> None:

@@ -234,6 +234,7 @@ class Radial(Method):
     settings_class = Settings
     approximates = "the posterior by a uniform direction and a normal radius per tensor"
     provides = frozenset({"weight_samples", "density", "moments", "sequential", "weighted", "loss_terms"})
+    stacks = True
     settings: Settings
 
     def __init__(self, problem: Problem, settings: Settings, start: Radial | None = None) -> None:

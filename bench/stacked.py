@@ -1,0 +1,157 @@
+"""Independent copies of one method trained side by side: one vmap over their stacked parameters.
+
+Every copy keeps its own initial weights, data, data order and noise, and ends where training it alone would
+have ended, up to rounding: the optimisers of the suite work weight by weight, and the summed loss gives each
+copy its own gradient. benchmarks/small_fits.py compares the speed with one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from bench.batches import TensorBatches
+from bench.contract import Batch, Budget, Method, Noise
+
+
+def fit_together(methods: list[Method], budgets: list[Budget]) -> bool:
+    """Whether these fits can be stacked.
+
+    They cannot if the method does not stack, if early stopping would end them apart, if their data differ in
+    number of rows or do not lie in memory, or if each has a prior or a network of its own.
+    """
+    first = methods[0]
+    return all(
+        m.stacks
+        and m.trains
+        and b == budgets[0]
+        and b.patience is None
+        and m.problem.prior is first.problem.prior
+        and type(m.likelihood) is type(first.likelihood)
+        and hasattr(m.problem.train, "tensors")
+        and [t.shape for t in m.problem.train.tensors] == [t.shape for t in first.problem.train.tensors]
+        and [p.shape for p in m.parameters()] == [p.shape for p in first.parameters()]
+        for m, b in zip(methods, budgets, strict=True)
+    )
+
+
+class Batches:
+    """The batches of every copy, `[M, B, ...]`, each in the order that it would have alone.
+
+    Args:
+        loaders: One per copy, of equal length.
+    """
+
+    def __init__(self, loaders: list[TensorBatches]) -> None:
+        self.loaders = loaders
+        self.sampler = self
+
+    def set_epoch(self, epoch: int) -> None:
+        """Chooses the orders of the next pass."""
+        for loader in self.loaders:
+            loader.set_epoch(epoch)
+
+    def __len__(self) -> int:
+        return len(self.loaders[0])
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batches in zip(*self.loaders, strict=True):
+            yield Batch(*(None if p[0] is None else torch.stack(p) for p in zip(*batches, strict=True)))
+
+
+class _Loss(nn.Module):
+    """The loss terms of a method as the forward of a module, for `functional_call`."""
+
+    def __init__(self, method: Method) -> None:
+        super().__init__()
+        self.method = method
+
+    def forward(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
+        return self.method.loss_terms(batch, noise)
+
+
+class Stacked(pl.LightningModule):
+    """M copies of one method; trained through Lightning like one.
+
+    Args:
+        methods: The copies, before training; `hand_back` gives them their trained parameters.
+    """
+
+    warmup_epochs = 0
+
+    def __init__(self, methods: list[Method]) -> None:
+        super().__init__()
+        self.methods = methods  # a plain list: their own parameters are not trained
+        self.template = [_Loss(methods[0])]
+        self.history: list[dict[str, float]] = []
+        parameters = [dict(m.named_parameters()) for m in methods]
+        self.names = list(parameters[0])
+        self.stacked = nn.ParameterList(
+            nn.Parameter(torch.stack([p[name].detach() for p in parameters])) for name in self.names
+        )
+
+    def configure_optimizers(self) -> Any:
+        """The method's own optimiser, over the stacked parameters."""
+        own = self.methods[0].configure_optimizers()
+        (group,) = own.param_groups  # type: ignore[union-attr]
+        options = {k: v for k, v in group.items() if k != "params"}
+        return type(own)(self.stacked, **options)  # type: ignore[operator]
+
+    def on_fit_start(self) -> None:
+        """Moves buffers and generators of the copies to the device of the weights."""
+        for method in self.methods:
+            method.to(self.device)
+            method.on_fit_start()
+        self.methods[0].prior  # noqa: B018  made here, outside vmap
+
+    def on_train_epoch_start(self) -> None:
+        """Tells the copies the epoch, which decides pretraining and annealing."""
+        for method in self.methods:
+            method.epoch = self.current_epoch
+        self._rows = 0
+        self._sums = dict.fromkeys(
+            ("loss", "likelihood_term", "prior_term"), torch.zeros((), device=self.device)
+        )
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """The summed loss of the copies."""
+        first = self.methods[0]
+        noises = [m.draw_noise(m.num_train_samples, m.generator) for m in self.methods]
+        noise = {name: torch.stack([n[name] for n in noises]) for name in noises[0]}
+        state = {f"method.{name}": p for name, p in zip(self.names, self.stacked, strict=True)}
+        present = [part for part in batch if part is not None]
+
+        def terms(state: dict[str, Tensor], parts: list[Tensor], noise: Noise) -> tuple[Tensor, Tensor]:
+            likelihood_term, prior_term = functional_call(self.template[0], state, (Batch(*parts), noise))
+            return likelihood_term, prior_term
+
+        likelihood_term, prior_term = vmap(terms)(state, present, noise)
+        scale = 1.0 / first.problem.num_train
+        losses = (likelihood_term + first.prior_weight * prior_term) * scale
+        self._rows += batch.inputs.shape[1]
+        for name, values in zip(
+            self._sums, (losses, likelihood_term * scale, prior_term * scale), strict=True
+        ):
+            self._sums[name] = self._sums[name] + values.detach() * batch.inputs.shape[1]
+        return {"loss": losses.sum()}
+
+    def on_train_epoch_end(self) -> None:
+        """Adds the epoch to the history of every copy."""
+        means = {name: (total / self._rows).tolist() for name, total in self._sums.items()}
+        for i, method in enumerate(self.methods):
+            method.history.append(
+                {"epoch": self.current_epoch + 1} | {name: values[i] for name, values in means.items()}
+            )
+
+    def hand_back(self) -> None:
+        """Gives every copy its trained parameters."""
+        with torch.no_grad():
+            for i, method in enumerate(self.methods):
+                for name, parameter in method.named_parameters():
+                    parameter.copy_(self.stacked[self.names.index(name)][i])
+                method.to("cpu")
