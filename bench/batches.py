@@ -102,4 +102,4 @@ class OnDevice:
 
     def __iter__(self) -> Iterator[Batch]:
         for batch in self.loader:
-            yield Batch(*(None if part is None else part.to(self.device) for part in batch))
+            yield Batch(*(part.to(self.device) for part in batch if part is not None))

@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 the run failed, 2 usage, 3 data, 4 the run diverged, 5 the
 
 from __future__ import annotations
 
+import difflib
 import re
 import sys
 from collections.abc import Callable
@@ -19,9 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 import bench
-from bench import data, registry
+from bench import data, registry, tables
 from bench.contract import CAPABILITIES
-from bench.errors import BenchError, UsageError
+from bench.errors import BenchError, Diverged, UsageError
 
 jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -52,6 +53,9 @@ def _one_line(message: str, flags: list[str]) -> str:
         kinds = [re.sub(r"Literal\[(.*)\]", r"one of \1", kind).replace("'", "") for kind in kinds]
         flag = f"--{key[1]} " if f"--{key[1]}" in flags else ""
         return f"{flag}{given[1]}: must be {' or '.join(dict.fromkeys(kinds))}"
+    required = re.search(r"arguments are required: (\w+)$", message)
+    if required and f"--{required[1]}" in flags:
+        return f"--{required[1]} is required"
     return " ".join(message.split())
 
 
@@ -86,6 +90,16 @@ def _config(path: str | None) -> dict[str, Any]:
     return content
 
 
+def _add_run_arguments(parser: _Parser) -> None:
+    parser.add_argument(
+        "--threads", type=int | None, default=None, help="CPU threads; default is torch's choice"
+    )
+    parser.add_argument("--out", type=str, default="runs", help="folder for runs")
+    parser.add_argument(
+        "--data-dir", type=str | None, default=None, help="folder of data files; also $BENCH_DATA"
+    )
+
+
 def _run_parser(method: str | None, task: str | None, preset: str) -> _Parser:
     parser = _Parser("bench run", description="Fit METHOD on TASK, score it, write the record.")
     parser.add_argument(
@@ -106,13 +120,7 @@ def _run_parser(method: str | None, task: str | None, preset: str) -> _Parser:
         default=None,
         help="fit so many independent copies and pool their draws; default is what the method's name says",
     )
-    parser.add_argument(
-        "--threads", type=int | None, default=None, help="CPU threads; default is torch's choice"
-    )
-    parser.add_argument("--out", type=str, default="runs", help="folder for runs")
-    parser.add_argument(
-        "--data-dir", type=str | None, default=None, help="folder of data files; also $BENCH_DATA"
-    )
+    _add_run_arguments(parser)
     parser.add_argument(
         "--wandb",
         type=Literal["off", "offline", "online"],
@@ -264,23 +272,30 @@ def _data(arguments: list[str]) -> None:
         table = Table(title="Data sets", title_justify="left")
         for column in ("name", "title", "examples", "licence", "found in"):
             table.add_column(column, overflow="fold")
-        for name, source in data.SOURCES.items():
+        for name, images in data.SOURCES.items():
+            size = f"{images.train} + {images.test}"
             found = data.find(name, chosen.data_dir)
-            table.add_row(
-                name,
-                source.title,
-                f"{source.train} + {source.test}",
-                source.licence,
-                str(found or "not here"),
-            )
+            table.add_row(name, images.title, size, images.licence, str(found or "not here"))
+        for name, source in tables.SOURCES.items():
+            size = f"{source.rows} x {source.columns}"
+            found = tables.find(name, chosen.data_dir)
+            table.add_row(name, source.title, size, source.licence, str(found or "not here"))
         output.print(table)
-    elif chosen.action == "get":
-        if chosen.NAME is None:
-            raise UsageError(f"bench data get needs a name: {', '.join(data.SOURCES)}")
-        output.print(str(data.get(chosen.NAME, chosen.data_dir)), soft_wrap=True)
-    else:
-        for name in [chosen.NAME] if chosen.NAME else data.SOURCES:
-            output.print(data.check(name, chosen.data_dir), soft_wrap=True)
+        return
+    known = {name: data for name in data.SOURCES} | {name: tables for name in tables.SOURCES}
+    if chosen.action == "get" and chosen.NAME is None:
+        raise UsageError(f"bench data get needs a name: {', '.join(known)}")
+    if chosen.NAME is not None and chosen.NAME not in known:
+        near = difflib.get_close_matches(chosen.NAME.lower(), known, cutoff=0.4) or list(known)
+        raise UsageError(f"unknown data set {chosen.NAME!r}; the nearest names are {', '.join(near)}")
+    if chosen.action == "get":
+        output.print(str(known[chosen.NAME].get(chosen.NAME, chosen.data_dir)), soft_wrap=True)
+        return
+    for name, module in known.items():
+        if chosen.NAME is None and module is tables and tables.find(name, chosen.data_dir) is None:
+            output.print(f"{name}: not here")  # few users have or need them all
+        elif chosen.NAME in (None, name):
+            output.print(module.check(name, chosen.data_dir), soft_wrap=True)
 
 
 def _record(arguments: list[str]) -> None:
@@ -298,13 +313,150 @@ def _record(arguments: list[str]) -> None:
         output.print(str(add(Path(name), Path(chosen.to), chosen.force)), soft_wrap=True)
 
 
-COMMANDS: dict[str, tuple[Callable[[list[str]], None], str]] = {
+def _reference(arguments: list[str]) -> None:
+    from bench.references import FOLDER, add
+
+    parser = _Parser("bench reference", description="Make runs of a sampler the reference of their task.")
+    parser.add_argument("action", type=Literal["add"], help="add copies predictions to the references")
+    parser.add_argument(
+        "RUN", nargs="+", type=str, help="directory of a run of hmc that mixed, fit to be a record"
+    )
+    parser.add_argument("--to", type=str, default=str(FOLDER), help="folder of the references")
+    parser.add_argument("--force", action="store_true", help="replace an older reference of the same target")
+    chosen = parser.parse_args(arguments)
+    for name in chosen.RUN:
+        output.print(str(add(Path(name), Path(chosen.to), chosen.force)), soft_wrap=True)
+
+
+def _sweep(arguments: list[str]) -> int:
+    from bench import sweep
+    from bench.progress import shown
+
+    parser = _Parser("bench sweep", description="Run every cell of a grid, and go on after one that fails.")
+    parser.add_argument(
+        "--grid",
+        type=str,
+        required=True,
+        help="YAML: methods, tasks, seeds, preset, members, and settings under method and task; "
+        "each a value or a list, of which the product is run; or a list of such blocks",
+    )
+    _add_run_arguments(parser)
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="run failed cells again, and replace finished runs whose preset has changed since",
+    )
+    chosen = parser.parse_args(arguments)
+    if chosen.threads is not None and chosen.threads < 1:
+        raise UsageError(f"--threads {chosen.threads}: must be 1 or more")
+    cells = sweep.read(Path(chosen.grid))
+    for cell in cells:  # what can be refused is told before hours are spent on the others
+        try:
+            cell.choice()
+        except UsageError as error:
+            errors.print(f"{cell}: refused: {error}", soft_wrap=True)
+    outcomes = []
+    for number, cell in enumerate(cells, 1):
+        with shown(errors, f"{number} of {len(cells)}: {cell}") as observer:
+            outcomes.append(
+                sweep.run_cell(
+                    cell,
+                    out=chosen.out,
+                    data_dir=chosen.data_dir,
+                    threads=chosen.threads,
+                    force=chosen.force,
+                    observers=(observer,),
+                )
+            )
+    table = Table(title=f"{len(cells)} cells", title_justify="left")
+    for column in ("cell", "preset", "status", "main metric", "value"):
+        table.add_column(column, overflow="fold")
+    for outcome in outcomes:
+        record, preset = outcome.record, outcome.cell.preset
+        if record is None:
+            table.add_row(str(outcome.cell), preset, f"refused: {outcome.refusal}", "-", "-")
+            continue
+        value = record.metrics[record.task.main_metric]
+        shown_value = "-" if value is None else f"{value:.4f}"
+        status = record.reason or record.status
+        table.add_row(str(outcome.cell), preset, status, record.task.main_metric, shown_value)
+    errors.print(table)
+    for directory in dict.fromkeys(o.directory for o in outcomes if o.record is not None):
+        output.print(str(directory), soft_wrap=True)
+    statuses = {outcome.status for outcome in outcomes}
+    if statuses & {"failed", "refused"}:
+        return BenchError.exit_code
+    return Diverged.exit_code if "diverged" in statuses else 0
+
+
+def _tune(arguments: list[str]) -> None:
+    from functools import partial
+
+    from bench import tune
+    from bench.progress import shown
+
+    parser = _Parser(
+        "bench tune", description="Choose settings for METHOD on TASK by validation data, within a budget."
+    )
+    parser.add_argument("METHOD", help="name of a method (bench list methods) or package.module:Class")
+    parser.add_argument("TASK", help="name of a task (bench list tasks) or package.module:Class")
+    parser.add_argument(
+        "--budget",
+        type=int,
+        required=True,
+        help="configurations to try, the untuned one among them; the same for every method of a task",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws and of every run")
+    parser.add_argument(
+        "--preset",
+        type=Literal["smoke", "standard"],
+        default="standard",
+        help="smoke proves the pipe and writes no result",
+    )
+    _add_run_arguments(parser)
+    parser.add_argument(
+        "--to", type=str, default=str(registry.TUNED), help="folder of results; bench run reads the default"
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="run failed configurations and those of another source again, replace any earlier result",
+    )
+    chosen = parser.parse_args(arguments)
+    registry.method(chosen.METHOD), registry.task(chosen.TASK)  # before a warning that speaks of them
+    options = {k: v for k, v in vars(chosen).items() if k not in ("METHOD", "TASK", "budget")}
+    unequal = tune.unequal_budgets(chosen.METHOD, chosen.TASK, chosen.budget, Path(chosen.to))
+    if unequal and chosen.preset != "smoke":
+        errors.print(f"bench: warning: {unequal}", soft_wrap=True)
+    result = tune.tune(chosen.METHOD, chosen.TASK, chosen.budget, **options, watch=partial(shown, errors))
+    criterion = result.criterion
+    direction = "higher" if criterion.higher_is_better else "lower"
+    title = f"{result.method} on {result.task}: {criterion.metric} on validation data, {direction} is better"
+    table = Table(title=title, title_justify="left")
+    for column in ("", "settings", "status", criterion.metric, "s", "training steps"):
+        table.add_column(column, overflow="fold")
+    for c in result.configurations:
+        settings = ", ".join(f"{name}={value}" for name, value in c.settings.items())
+        value = "-" if c.value is None else f"{c.value:.4f}"
+        mark = f"{c.number} (chosen)" if c.number == result.chosen_number else str(c.number)
+        table.add_row(mark, settings, c.reason or c.status, value, f"{c.seconds:.1f}", str(c.steps))
+    errors.print(table)
+    if chosen.preset == "smoke":
+        errors.print("a smoke search proves the pipe and measures nothing: no result is written")
+    else:
+        output.print(str(registry.tuned_path(chosen.METHOD, chosen.TASK, Path(chosen.to))), soft_wrap=True)
+
+
+COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "run": (_run, "fit a method on a task, score it, write the record"),
     "list": (_list, "show the methods and tasks there are"),
     "show": (_show, "show the record of a run"),
     "figures": (_figures, "draw the figures of runs anew"),
     "data": (_data, "show, fetch or check data sets"),
     "record": (_record, "keep runs as evidence"),
+    "reference": (_reference, "make runs of a sampler the reference of their task"),
+    "sweep": (_sweep, "run every cell of a grid"),
+    "tune": (_tune, "choose settings by validation data, within a budget"),
 }
 
 
@@ -314,7 +466,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             print(f"usage: bench COMMAND ...\n\n{bench.__doc__}\n\ncommands (each with --help):")
-            print("\n".join(f"  {name:8} {text}" for name, (_, text) in COMMANDS.items()))
+            print("\n".join(f"  {name:9} {text}" for name, (_, text) in COMMANDS.items()))
             return 0 if arguments else UsageError.exit_code
         if arguments[0] == "--version":
             print(f"posterior-bench {bench.__version__}")
@@ -323,7 +475,7 @@ def main(arguments: list[str] | None = None) -> int:
             raise UsageError(
                 f"unknown command '{arguments[0]}': {registry.nearest(arguments[0], list(COMMANDS))}"
             )
-        COMMANDS[arguments[0]][0](arguments[1:])
+        code = COMMANDS[arguments[0]][0](arguments[1:])
     except BenchError as error:
         errors.print(f"bench: {error}", soft_wrap=True)
         return error.exit_code
@@ -332,4 +484,4 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 1
-    return 0
+    return code or 0

@@ -147,6 +147,8 @@ class Method(pl.LightningModule, ABC):
     validation_samples: ClassVar[int] = 8
     stacks: bool = False
     """Whether `loss_terms` runs under `torch.func.vmap` over copies and training has no hooks of its own."""
+    linearises: bool = False
+    """Whether a draw of the weights predicts by the network linearised at its own parameters."""
     num_chains: int = 1
     """Of a sampler with several chains: its prediction's samples come chain after chain, equally many."""
     network: nn.Module
@@ -158,7 +160,7 @@ class Method(pl.LightningModule, ABC):
         self.likelihood = copy.deepcopy(problem.likelihood)
         self.epoch = 0
         self.history: list[dict[str, float]] = []
-        self._prior: tuple[torch.device, WeightDistribution] | None = None
+        self._prior: tuple[tuple[torch.device, torch.dtype], WeightDistribution] | None = None
         # The engine builds methods under a seeded global generator: one draw from it seeds ours.
         self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
 
@@ -212,7 +214,11 @@ class Method(pl.LightningModule, ABC):
 
     @classmethod
     def parameters_per_weight(cls, settings: Any) -> float:
-        """Stored numbers per network weight, so that a task can pose networks of equal cost."""
+        """Trained numbers per network weight, so that networks of equal cost can be posed.
+
+        Meaningless where it depends on the shapes (full covariance, matrix normal); docs/methods.md has
+        measured ones for all.
+        """
         return 1.0
 
     # ---- capabilities, each declared in `provides`
@@ -242,11 +248,11 @@ class Method(pl.LightningModule, ABC):
 
     @property
     def prior(self) -> WeightDistribution:
-        """The problem's prior over this method's network, on the device of the weights."""
+        """The problem's prior over this method's network, on the device and in the type of the weights."""
         parameters = dict(self.network.named_parameters())
-        device = next(iter(parameters.values())).device
-        if self._prior is None or self._prior[0] != device:
-            self._prior = device, self.make_prior(parameters)
+        first = next(iter(parameters.values()))
+        if self._prior is None or self._prior[0] != (first.device, first.dtype):
+            self._prior = (first.device, first.dtype), self.make_prior(parameters)
         return self._prior[1]
 
     def make_prior(self, parameters: Mapping[str, Tensor]) -> WeightDistribution:

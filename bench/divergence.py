@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution, Independent, Normal, kl_divergence
+from torch.distributions import Distribution, Normal, kl_divergence
 
 from bench.contract import JOINT, WeightDistribution
+from bench.priors import is_normal
 from bench.weights import ravel
-
-
-def _is_normal(distribution: Distribution) -> TypeGuard[Independent]:
-    return isinstance(distribution, Independent) and type(distribution.base_dist) is Normal
 
 
 def location_scale_divergence(
@@ -72,7 +69,7 @@ def divergence(q: Distribution, p: Distribution, draws: Tensor) -> Tensor:
         p: Prior of the tensor.
         draws: Reparametrised draws from q, `[S, *shape]`.
     """
-    if _is_normal(q) and _is_normal(p):
+    if is_normal(q) and is_normal(p):
         normal, dimension = q.base_dist, q.event_shape.numel()
         entropy = 0.5 * dimension * (1 + math.log(2 * math.pi))
         return location_scale_divergence(normal.loc, normal.scale, 1.0, entropy, p.base_dist)

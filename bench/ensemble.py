@@ -67,7 +67,7 @@ class MemberPriors:
 def split(problem: Problem, start: Method | None, members: int) -> list[tuple[Problem, Method | None]]:
     """The problem and the start of every member: of a posterior that became the prior, each has its own."""
     priors = problem.prior.priors if isinstance(problem.prior, MemberPriors) else [problem.prior] * members
-    starts = start.members if isinstance(start, Ensemble) else [start] * members
+    starts: list[Method | None] = [*start.members] if isinstance(start, Ensemble) else [start] * members
     return [(replace(problem, prior=p), s) for p, s in zip(priors, starts, strict=True)]
 
 
@@ -83,9 +83,14 @@ class Ensemble(Method):
     def __init__(self, members: list[Method]) -> None:
         with torch.random.fork_rng(devices=[]):  # the base class draws a seed that is of no use here
             super().__init__(members[0].problem, members[0].settings)
-        self.members = nn.ModuleList(members)
+        self.parts = nn.ModuleList(members)
         self.network = members[0].network
         self.provides = capabilities(members[0].provides, len(members))  # type: ignore[misc]
+
+    @property
+    def members(self) -> list[Method]:
+        """The fitted members."""
+        return list(self.parts)  # type: ignore[arg-type]
 
     def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
         """Predictions of every member under `num_samples` draws of its own."""
@@ -119,6 +124,7 @@ class Ensemble(Method):
         return MemberPriors([m.as_prior() for m in self.members])
 
     def diagnostics(self, inputs: Tensor | None = None) -> dict[str, float]:
-        """Of each of the members' numbers the largest."""
+        """Of each of the members' numbers the largest; not all members need have all."""
         parts = [m.diagnostics(inputs) for m in self.members]
-        return {name: max(part[name] for part in parts) for name in parts[0]}
+        names = dict.fromkeys(name for part in parts for name in part)
+        return {name: max(part[name] for part in parts if name in part) for name in names}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import altair as alt
 import numpy as np
@@ -33,9 +33,10 @@ def save(charts: Mapping[str, Any], folder: Path) -> list[Path]:
 
 
 def _renumbered(svg: str) -> str:
-    """vl-convert counts gradients through the process: counts them in the figure, so that it draws alike."""
+    """Counts gradients and clips in the figure, so that it draws alike: vl-convert counts in the process."""
     numbers: dict[str, str] = {}
-    return re.sub(r"gradient_\d+", lambda m: numbers.setdefault(m[0], f"gradient_{len(numbers)}"), svg)
+    names = r"\b(gradient_|clip)\d+\b"
+    return re.sub(names, lambda m: numbers.setdefault(m[0], f"{m[1]}{len(numbers)}"), svg)
 
 
 def heat_map(matrix: np.ndarray, title: str, row_title: str, column_title: str, colour_title: str) -> Any:
@@ -74,3 +75,52 @@ def lines(rows: Sequence[Row], title: str, x_title: str, y_title: str, chance: f
         return chart
     level = alt.Chart(alt.Data(values=[{"value": chance}]))
     return chart + level.mark_rule(strokeDash=[4, 4], color="grey").encode(y="value:Q")
+
+
+class Band(NamedTuple):
+    """Mean and standard deviation `sd` of the predicted functions of one `series` at the input `x`."""
+
+    series: str
+    x: float
+    mean: float
+    sd: float
+
+
+def bands(
+    rows: Sequence[Band],
+    title: str,
+    y_domain: tuple[float, float],
+    truth: Sequence[tuple[float, float]] = (),
+    points: Sequence[tuple[float, float]] = (),
+) -> Any:
+    """Mean with one and two standard deviations over x, one panel per series, beside each other.
+
+    Args:
+        rows: Of one run or of several, told apart by their series.
+        title: Of the whole figure.
+        y_domain: Range of y that is shown; what leaves it is cut off.
+        truth: Points (x, y) of the true function, drawn as a dashed line.
+        points: Training data (x, y).
+    """
+    axis = alt.Scale(domain=list(y_domain), nice=False)
+
+    def xy(pairs: Sequence[tuple[float, float]]) -> Any:
+        data = alt.Data(values=[{"x": x, "y": y} for x, y in pairs])
+        return alt.Chart(data).encode(x="x:Q", y=alt.Y("y:Q", scale=axis))
+
+    def panel(series: str) -> Any:
+        of_series = [r for r in rows if r.series == series]
+        layers = [xy(points).mark_circle(size=8, color="grey", clip=True)]
+        for width in (2, 1):
+            values = [
+                {"x": r.x, "low": r.mean - width * r.sd, "high": r.mean + width * r.sd} for r in of_series
+            ]
+            area = alt.Chart(alt.Data(values=values)).mark_area(opacity=0.25, color="steelblue", clip=True)
+            layers.append(area.encode(x="x:Q", y=alt.Y("low:Q", scale=axis), y2="high:Q"))
+        mean = xy([(r.x, r.mean) for r in of_series]).mark_line(color="steelblue", clip=True)
+        layers += [mean, xy(truth).mark_line(strokeDash=[4, 4], color="black", clip=True)]
+        chart = alt.layer(*layers).properties(title=series, width=360, height=240)
+        return chart.encode(x=alt.X("x:Q", title="x"), y=alt.Y(title="y"))
+
+    names = dict.fromkeys(row.series for row in rows)
+    return alt.hconcat(*map(panel, names)).properties(title=title)

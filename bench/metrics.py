@@ -1,6 +1,7 @@
-"""Scores and uncertainties of class predictions, in nats and fractions.
+"""Scores and uncertainties of predictions, and distances to a reference posterior's.
 
-Shapes: S samples, B examples, C classes. Log-probabilities may be minus infinity (probability zero).
+Shapes: S samples, B examples, N inputs, C classes. Units: nats, fractions, those of the
+target. Log-probabilities may be minus infinity (probability zero).
 """
 
 from __future__ import annotations
@@ -57,3 +58,32 @@ def negative_log_likelihood(log_probs: np.ndarray, labels: np.ndarray) -> float:
 def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
     """Share of predicted classes `[N]` that equal the labels `[N]`."""
     return float((predicted == labels).mean())
+
+
+# ------------------------------------------------------------------------- against a reference posterior
+
+
+def agreement(log_probs: np.ndarray, reference: np.ndarray) -> float:
+    """Share of inputs on which two class predictions `[N, C]` name the same class.
+
+    Wilson et al. 2022, Evaluating Approximate Inference in Bayesian Deep Learning, as the two below.
+    """
+    return accuracy(log_probs.argmax(-1), reference.argmax(-1))
+
+
+def total_variation(log_probs: np.ndarray, reference: np.ndarray) -> float:
+    """Mean over inputs of the total variation distance between class predictions `[N, C]`, in [0, 1]."""
+    return float(np.abs(np.exp(log_probs) - np.exp(reference)).sum(-1).mean() / 2)
+
+
+def wasserstein(draws: np.ndarray, reference: np.ndarray) -> np.ndarray:
+    """2-Wasserstein distance per input, `[N]`, between the empirical distributions of `[S, N]` and `[R, N]`.
+
+    Exact: in one dimension it is the L2 distance between the quantile functions, here step functions whose
+    steps lie at multiples of 1/S and 1/R. In the unit of the draws.
+    """
+    first, second = (np.sort(x.astype(np.float64), axis=0) for x in (draws, reference))
+    s, r = len(first), len(second)
+    ends = np.union1d(np.arange(1, s + 1) * r, np.arange(1, r + 1) * s)  # whole multiples of 1/(S R)
+    shares = np.diff(ends, prepend=0) / (s * r)
+    return np.sqrt(shares @ (first[(ends - 1) // r] - second[(ends - 1) // s]) ** 2)

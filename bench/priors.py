@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -21,6 +22,19 @@ def independent(distribution: Distribution) -> Independent:
 def normal_tensor(loc: Tensor, scale: Tensor) -> Independent:
     """Independent normals over one tensor, as one event."""
     return independent(Normal(loc, scale, validate_args=False))
+
+
+def is_normal(distribution: Distribution) -> TypeGuard[Independent]:
+    """Whether a tensor's distribution is independent normals, as `normal_tensor` makes them."""
+    return isinstance(distribution, Independent) and type(distribution.base_dist) is Normal
+
+
+def joined_normals(prior: WeightDistribution) -> tuple[Tensor, Tensor] | None:
+    """Means and standard deviations `[d]` of independent normals over all weights; None of another prior."""
+    normals = [p.base_dist for p in prior.values() if is_normal(p)]
+    if len(normals) < len(prior):
+        return None
+    return torch.cat([p.loc.flatten() for p in normals]), torch.cat([p.scale.flatten() for p in normals])
 
 
 def _per_tensor(make: Callable[[Tensor], Distribution]) -> Prior:

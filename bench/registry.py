@@ -16,10 +16,13 @@ import pkgutil
 import re
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import bench.methods
@@ -30,7 +33,10 @@ from bench.errors import UsageError
 from bench.settings import build
 
 PRESETS = ("smoke", "standard", "paper")
+TUNED = Path(__file__).parent / "presets" / "tuned"
+"""Folder of what `bench tune` found: `<task>/<method>.json`."""
 _LONGEST_IDENTITY = 120
+_tuned = ContextVar("tuned", default=True)
 
 
 @dataclass(frozen=True)
@@ -165,22 +171,52 @@ def with_members(entry: Entry, members: int | None) -> Entry:
     return replace(named[0] if named else entry, members=members)
 
 
-def _pair_presets(method: Entry, task: Entry) -> dict[str, dict[str, Any]]:
+def member(method: Entry) -> Entry:
+    """The method whose settings an ensemble has: its single member, if that has a name."""
+    same = [e for e in methods().values() if (e.cls, e.fixed, e.members) == (method.cls, method.fixed, 1)]
+    return same[0] if same else method
+
+
+def tuned_path(method: str, task: str, root: Path) -> Path:
+    """Where the result of tuning a method on a task lies below `root`."""
+    return root / _file_safe(task) / f"{_file_safe(method)}.json"
+
+
+@contextmanager
+def untuned() -> Iterator[None]:
+    """Inside the block no tuned settings are read: presets and identities are as before any tuning."""
+    token = _tuned.set(False)
+    try:
+        yield
+    finally:
+        _tuned.reset(token)
+
+
+def _pair_presets(method: Entry, task: Entry, tuned: bool) -> dict[str, dict[str, Any]]:
     """Preset -> settings of the method for the task, with the key `provenance`.
 
-    An ensemble has the settings of its member.
+    With `tuned`, what tuning chose on the task of this name takes the place of the table of `standard`. An
+    ensemble has the settings of its member.
     """
     path = files("bench") / "presets" / f"{task.file}.toml"
     table = tomllib.loads(path.read_text()) if path.is_file() else {}
-    names = [
-        e.name for e in methods().values() if (e.cls, e.fixed, e.members) == (method.cls, method.fixed, 1)
-    ]
-    name = names[0] if names else method.name
-    return {preset: table.get(preset, {}).get(name, {}) for preset in PRESETS}
+    name = member(method).name
+    pairs = {preset: table.get(preset, {}).get(name, {}) for preset in PRESETS}
+    result = tuned_path(name, task.name, TUNED)
+    if tuned and result.is_file():
+        try:
+            chosen = dict(json.loads(result.read_text())["chosen"])
+        except (ValueError, KeyError, TypeError):
+            raise UsageError(f"{result} is no result of bench tune: remove it or tune again") from None
+        pairs["standard"] = chosen | {"provenance": "tuned"}
+    return pairs
 
 
 def preset_values(method: Entry, task: Entry, preset: str) -> tuple[dict[str, Any], dict[str, Any], str]:
     """What a preset sets: values for the method, values for the task, and where the method's come from.
+
+    Smoke and paper are standard and, on top, what the method says of them on every task and the task's table
+    for the method. Paper knows no tuned settings: it is the document's own.
 
     Returns:
         Method values, task values, and `published`, `tuned` or `untuned`.
@@ -190,15 +226,12 @@ def preset_values(method: Entry, task: Entry, preset: str) -> tuple[dict[str, An
     """
     if preset not in PRESETS:
         raise UsageError(f"unknown preset '{preset}': {nearest(preset, list(PRESETS))}")
-    pairs = _pair_presets(method, task)
-    chosen = dict(pairs["standard"]) | (dict(pairs["paper"]) if preset == "paper" else {})
+    pairs = _pair_presets(method, task, _tuned.get() and preset != "paper")
+    chosen = {**method.presets.get("standard", {}), **pairs["standard"]}
+    if preset != "standard":
+        chosen |= {**method.presets.get(preset, {}), **pairs[preset]}
     provenance = chosen.pop("provenance", "untuned")
-    everywhere = method.presets.get(preset, {})
-    return (
-        {**method.fixed, **everywhere, **chosen},
-        {**task.fixed, **task.presets.get(preset, {})},
-        provenance,
-    )
+    return {**method.fixed, **chosen}, {**task.fixed, **task.presets.get(preset, {})}, provenance
 
 
 def identity(entry: Entry, settings: Any, standard: Any) -> str:
@@ -211,7 +244,7 @@ def identity(entry: Entry, settings: Any, standard: Any) -> str:
     known = methods().get(entry.name)
     if entry.members != (known.members if known else 1):
         differing = {"members": entry.members, **differing}
-    text = entry.name.replace(":", ".")
+    text = _file_safe(entry.name)
     if differing:
         text += "+" + ",".join(f"{name}={_safe(value)}" for name, value in differing.items())
     if len(text) > _LONGEST_IDENTITY:
@@ -223,6 +256,10 @@ def identity(entry: Entry, settings: Any, standard: Any) -> str:
 def _safe(value: Any) -> str:
     text = json.dumps(value) if isinstance(value, bool | None) else str(value)
     return re.sub(r"[^A-Za-z0-9._+-]", lambda match: f"~{ord(match[0]):x}~", text)
+
+
+def _file_safe(name: str) -> str:
+    return _safe(name.replace(":", "."))
 
 
 @dataclass(frozen=True)
@@ -238,6 +275,10 @@ class Choice:
     preset: str
     tuning: str
 
+    def directory(self, seed: int) -> Path:
+        """The run's directory below the folder for runs."""
+        return Path(self.task_identity, self.method_identity, f"{self.preset}-seed{seed}")
+
 
 def choose(
     method_name: str,
@@ -247,7 +288,7 @@ def choose(
     task_values: Mapping[str, Any] | None = None,
     members: int | None = None,
 ) -> Choice:
-    """Resolves names, preset and overrides.
+    """Resolves names, preset and overrides; settings other than the preset's are `untuned`.
 
     Raises:
         UsageError: If a name, a preset or a value is wrong, or the method lacks what the task needs.
@@ -263,6 +304,8 @@ def choose(
                 )
     chosen_m = build(m.cls.settings_class, {**preset_m, **(method_values or {})}, "method")
     chosen_t = build(t.cls.settings_class, {**preset_t, **(task_values or {})}, "task")
+    if chosen_m != build(m.cls.settings_class, preset_m, "method"):
+        tuning = "untuned"
     requires = t.cls(chosen_t).spec.requires
     lacking = sorted(requires - m.provides)
     if lacking:

@@ -95,11 +95,18 @@ def run(
         raise UsageError(f"--threads {threads}: must be 1 or more")
     protocol: Task = choice.task.cls(choice.task_settings, data_dir)
     digest = protocol.data_digest()
-    directory = Path(out) / choice.task_identity / choice.method_identity / f"{preset}-seed{seed}"
+    directory = Path(out) / choice.directory(seed)
     if threads is not None:
         torch.set_num_threads(threads)
     command = _command(choice, method, task, seed, method_settings, task_settings, members)
-    engine = Engine(choice.method.cls, choice.method_settings, seed, directory / "checkpoints", options, choice.method.members)
+    engine = Engine(
+        choice.method.cls,
+        choice.method_settings,
+        seed,
+        directory / "checkpoints",
+        options,
+        choice.method.members,
+    )
     if engine.check() > 0:  # a further process of a distributed run computes along and writes nothing
         _compute(protocol, engine)
         return Run(directory, None)  # type: ignore[arg-type]
@@ -218,7 +225,8 @@ def _fingerprint(choice: Choice, seed: int, digest: str, options: Any) -> dict[s
 
 @contextmanager
 def _claimed(directory: Path, fingerprint: dict[str, Any], force: bool) -> Iterator[None]:
-    """Makes the directory ours, or says in one line why it cannot be."""
+    """Makes the directory ours, or says in one line why it cannot be; a refused run leaves none."""
+    was_there = directory.exists()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         lock = (directory / ".lock").open("w")
@@ -233,6 +241,10 @@ def _claimed(directory: Path, fingerprint: dict[str, Any], force: bool) -> Itera
             _make_room(directory, force)
             _mark(directory, fingerprint)
             yield
+        except UsageError:
+            if not was_there:
+                shutil.rmtree(directory, ignore_errors=True)
+            raise
         finally:
             (directory / ".lock").unlink(missing_ok=True)
 
@@ -355,7 +367,7 @@ def _record(
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         metrics=numbers,
         undefined=undefined,
-        validation={name: value for name, _, _, value in engine.logged if math.isfinite(value)},
+        validation=_last_finite(engine.logged),
         fits=[records.FitPart(**fit) for fit in engine.fits],
         diagnostics=engine.diagnostics,
         seconds=round(seconds, 3),
@@ -363,6 +375,12 @@ def _record(
         trainer=asdict(engine.options),
         provenance=records.provenance(method_file, None if arrays is None else array_digest(arrays)),
     )
+
+
+def _last_finite(logged: list[tuple[str, str, float, float]]) -> dict[str, float]:
+    """The last value of each logged number; none where the last is not finite, whatever stood before it."""
+    last = {name: value for name, _, _, value in logged}
+    return {name: value for name, value in last.items() if math.isfinite(value)}
 
 
 def _write(

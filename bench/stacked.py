@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.utils.data import TensorDataset
 
 from bench.batches import TensorBatches
 from bench.contract import Batch, Budget, Method, Noise
@@ -33,11 +34,17 @@ def fit_together(methods: list[Method], budgets: list[Budget]) -> bool:
         and b.patience is None
         and m.problem.prior is first.problem.prior
         and type(m.likelihood) is type(first.likelihood)
-        and hasattr(m.problem.train, "tensors")
-        and [t.shape for t in m.problem.train.tensors] == [t.shape for t in first.problem.train.tensors]
+        and _shapes(m) is not None
+        and _shapes(m) == _shapes(first)
         and [p.shape for p in m.parameters()] == [p.shape for p in first.parameters()]
         for m, b in zip(methods, budgets, strict=True)
     )
+
+
+def _shapes(method: Method) -> list[torch.Size] | None:
+    """Shapes of the training examples, if they lie in memory."""
+    train = method.problem.train
+    return [t.shape for t in train.tensors] if isinstance(train, TensorDataset) else None
 
 
 class Batches:
@@ -61,7 +68,7 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         for batches in zip(*self.loaders, strict=True):
-            yield Batch(*(None if p[0] is None else torch.stack(p) for p in zip(*batches, strict=True)))
+            yield Batch(*(torch.stack(p) for p in zip(*batches, strict=True) if p[0] is not None))
 
 
 class _Loss(nn.Module):
@@ -97,10 +104,10 @@ class Stacked(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The method's own optimiser, over the stacked parameters."""
-        own = self.methods[0].configure_optimizers()
-        (group,) = own.param_groups  # type: ignore[union-attr]
+        own: Any = self.methods[0].configure_optimizers()
+        (group,) = own.param_groups
         options = {k: v for k, v in group.items() if k != "params"}
-        return type(own)(self.stacked, **options)  # type: ignore[operator]
+        return type(own)(self.stacked, **options)
 
     def on_fit_start(self) -> None:
         """Moves buffers and generators of the copies to the device of the weights."""

@@ -125,12 +125,35 @@ def forward(network: nn.Module, weights: Weights, inputs: Tensor, walk: Walk | N
     return torch.stack([functional_call(network, w, (inputs,)) for w in _unstack(weights)])
 
 
+def linearised(network: nn.Module, weights: Weights, inputs: Tensor) -> Tensor:
+    """Outputs `[S, B, ...]` of the network's first-order expansion at its own parameters: f + J (w - w*).
+
+    Args:
+        network: Its parameters are w*.
+        weights: A tensor `[S, *shape]` for every parameter of the network.
+        inputs: Examples `[B, ...]`, shared by all samples.
+    """
+    with torch.enable_grad():
+        centre = {name: p.detach().requires_grad_() for name, p in network.named_parameters()}
+        value = functional_call(network, centre, (inputs,))
+        # J^T u is linear in u, so that its derivative along v is J v: one graph serves all samples.
+        along = torch.zeros_like(value, requires_grad=True)
+        kind = {"allow_unused": True, "materialize_grads": True}
+        slopes = torch.autograd.grad(value, list(centre.values()), along, create_graph=True, **kind)
+    parts: list[Tensor] = []
+    for w in _unstack(weights):
+        steps = [w[name] - c.detach() for name, c in centre.items()]
+        parts += torch.autograd.grad(slopes, along, steps, retain_graph=True)
+    return value.detach() + torch.stack(parts)
+
+
 def sampled_outputs(
     network: nn.Module,
     draw: Callable[[int, torch.Generator], Weights],
     inputs: Tensor,
     num_samples: int,
     generator: torch.Generator,
+    run: Callable[[nn.Module, Weights, Tensor], Tensor] = forward,
 ) -> Tensor:
     """Outputs `[S, B, ...]` without gradients: weights drawn a few samples at a time, inputs in blocks.
 
@@ -140,6 +163,7 @@ def sampled_outputs(
         inputs: Examples `[B, ...]`.
         num_samples: S.
         generator: Drives the draws; how they are split depends on the network alone, never on the inputs.
+        run: `run(network, weights, inputs)`, the outputs under stacked weights: `forward` or `linearised`.
     """
     chunk = max(1, _CHUNK // sum(p.numel() for p in network.parameters()))
     counts = [min(chunk, num_samples - done) for done in range(0, num_samples, chunk)]
@@ -148,7 +172,7 @@ def sampled_outputs(
     with torch.no_grad():
         for count in counts:
             weights = draw(count, generator)
-            outputs.append(torch.cat([forward(network, weights, block) for block in blocks], 1))
+            outputs.append(torch.cat([run(network, weights, block) for block in blocks], 1))
     return torch.cat(outputs)
 
 

@@ -12,9 +12,6 @@ idle machine is what passes. All use the fused Adam, which is no part of any of 
     bayesian-torch  its reparametrisation layers, one forward pass per sample, as in its examples: every layer
                     returns its KL with its output
 
-The second table is what Lightning's Trainer costs: a fit by `bench.engine.Engine` against a bare loop over
-the same method and batches.
-
 Shapes: S weight samples, B examples.
 """
 
@@ -23,24 +20,20 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import platform
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import torch
 from bayesian_torch.layers import Conv2dReparameterization, LinearReparameterization
+from timing import interleaved, median, print_table, processor, ratio
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import TensorDataset
 
 from bench import networks, optimizers, priors
-from bench.batches import batches
-from bench.contract import Batch, Budget, Method, Problem
-from bench.engine import Engine
+from bench.contract import Batch, Method, Problem
 from bench.likelihoods import Categorical
 from bench.methods.mfvi import MFVI
 from bench.methods.radial import Radial
@@ -53,8 +46,6 @@ NETWORKS = {
     "LeNet": (networks.lenet, 64),
 }
 SAMPLES = (1, 8)
-WARM_UP_STEPS = 3
-SECONDS_PER_TURN = 0.03
 LARGEST_RATIO_TO_PEER = 0.90
 LARGEST_RATIO_TO_FLOOR = {"LeNet": 1.1}
 
@@ -149,31 +140,6 @@ def contenders(network: Callable[..., nn.Sequential], batch_size: int, samples: 
 # -------------------------------------------------------------------------------------------------- timing
 
 
-def seconds(run: Step, times: int) -> float:
-    began = time.process_time()
-    for _ in range(times):
-        run()
-    return (time.process_time() - began) / times
-
-
-def interleaved(runs: dict[str, Step], rounds: int, turn: float = SECONDS_PER_TURN) -> dict[str, list[float]]:
-    """Seconds per call in every round; each round begins with another contender."""
-    names = list(runs)
-    for run in runs.values():
-        seconds(run, WARM_UP_STEPS)
-    times = {name: max(1, round(turn / seconds(run, 1))) for name, run in runs.items()}
-    measured: dict[str, list[float]] = {name: [] for name in names}
-    for i in range(rounds):
-        for name in names[i % len(names) :] + names[: i % len(names)]:
-            measured[name].append(seconds(runs[name], times[name]))
-    return measured
-
-
-def ratio(measured: dict[str, list[float]], name: str, to: str) -> float:
-    """Median over the rounds of one contender's time over another's in the same round."""
-    return statistics.median(a / b for a, b in zip(measured[name], measured[to], strict=True))
-
-
 def step_rows(rounds: int) -> list[dict]:
     """One row per network, S and method."""
     rows = []
@@ -184,7 +150,7 @@ def step_rows(rounds: int) -> list[dict]:
                 to_floor, to_peer = (ratio(measured, method, to) for to in ("floor", "bayesian-torch"))
                 missed = to_peer > LARGEST_RATIO_TO_PEER
                 missed |= to_floor > LARGEST_RATIO_TO_FLOOR.get(name, float("inf"))
-                times = {k: statistics.median(measured[k]) for k in (method, "floor", "bayesian-torch")}
+                times = {k: median(measured[k]) for k in (method, "floor", "bayesian-torch")}
                 rows.append(
                     {
                         "network": name,
@@ -202,67 +168,7 @@ def step_rows(rounds: int) -> list[dict]:
     return rows
 
 
-def trainer_rows(rounds: int) -> list[dict]:
-    """Seconds of a fit through the engine and of a bare loop, for fits of 10 and of 100 steps."""
-    torch.manual_seed(0)
-    data = Batch(torch.randn(320, 20), torch.randint(2, (320,)))
-    problem = problem_of(partial(networks.mlp, 20, 2, (50,)), data)
-    rows = []
-    for epochs in (1, 10):
-
-        def by_engine(epochs: int = epochs) -> None:
-            Engine(MFVI, MFVI.settings_class(), seed=0).fit(problem, Budget(epochs, 32))
-
-        def by_loop(epochs: int = epochs) -> None:
-            method = MFVI(problem, MFVI.settings_class())
-            optimizer = method.configure_optimizers()
-            loader = batches(problem.train, 32, seed=0)
-            for epoch in range(epochs):
-                loader.set_epoch(epoch)
-                for i, batch in enumerate(loader):
-                    optimizer.zero_grad(set_to_none=True)
-                    method.training_step(batch, i)["loss"].backward()
-                    optimizer.step()
-
-        measured = interleaved({"engine": by_engine, "loop": by_loop}, rounds)
-        extra = statistics.median(a - b for a, b in zip(measured["engine"], measured["loop"], strict=True))
-        rows.append(
-            {
-                "steps": 10 * epochs,
-                "engine_milliseconds": 1000 * statistics.median(measured["engine"]),
-                "loop_milliseconds": 1000 * statistics.median(measured["loop"]),
-                "extra_milliseconds": 1000 * extra,
-            }
-        )
-    return rows
-
-
 # ------------------------------------------------------------------------------------------------ the report
-
-
-def processor() -> str:
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
-
-
-def print_table(rows: list[dict]) -> None:
-    """Prints rows as Markdown, with the keys as header."""
-    print("| " + " | ".join(rows[0]) + " |\n" + "|---" * len(rows[0]) + "|")
-    for row in rows:
-        cells = (f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values())
-        print("| " + " | ".join(cells) + " |")
-
-
-def trainer_cost(rows: list[dict]) -> tuple[float, float]:
-    """Milliseconds per fit and per step, from a short and a long fit."""
-    short, long = rows
-    steps = long["steps"] - short["steps"]
-    per_step = (long["extra_milliseconds"] - short["extra_milliseconds"]) / steps
-    return short["extra_milliseconds"] - short["steps"] * per_step, per_step
 
 
 def main() -> int:
@@ -271,18 +177,13 @@ def main() -> int:
     parser.add_argument(
         "--json",
         type=Path,
-        help="file for the rows of both tables (the committed one is benchmarks/elbo_step.json)",
+        help="file for the rows (the committed one is benchmarks/elbo_step.json)",
     )
     parser.add_argument("--check", action="store_true", help="exit with 1 if a target is missed")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     steps = step_rows(arguments.rounds)
     print_table(steps)
-    print()
-    trainer = trainer_rows(arguments.rounds)
-    print_table(trainer)
-    per_fit, per_step = trainer_cost(trainer)
-    print(f"\nThe Trainer costs {per_fit:.1f} ms per fit and {per_step:.2f} ms per step.")
     if arguments.json:
         content = {
             "date": datetime.date.today().isoformat(),
@@ -290,7 +191,6 @@ def main() -> int:
             "torch": torch.__version__,
             "rounds": arguments.rounds,
             "cases": steps,
-            "trainer": trainer,
         }
         arguments.json.write_text(json.dumps(content, indent=2) + "\n")
     return int(arguments.check and any(row["missed"] for row in steps))

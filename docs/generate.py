@@ -9,17 +9,20 @@ A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 from __future__ import annotations
 
 import csv
+import inspect
 import json
 import re
 import sys
 from collections.abc import Callable, Iterator
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from bench import figures
+from bench import figures, registry, tune
+from bench.contract import CAPABILITIES
 from bench.leaderboard.entries import committed
 from bench.records import Record
 from bench.registry import methods
@@ -27,6 +30,7 @@ from bench.runner import load_scores
 
 ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "benchmarks" / "elbo_step.json"
+COSTS = ROOT / "benchmarks" / "methods.json"
 
 Group = list[tuple[Path, Record]]
 
@@ -160,13 +164,84 @@ def method_list() -> str:
     return table(["method", "approximates", "capabilities"], rows)
 
 
+def paragraph(module: Any, name: str) -> str:
+    """A paragraph of a file's documentation, by its first word."""
+    found = re.search(rf"^{name}: (.+?)(?=^\w[\w ]*: |\Z)", module.__doc__, re.MULTILINE | re.DOTALL)
+    return " ".join(found[1].split()) if found else ""
+
+
+def method_sources() -> str:
+    """What each method approximates and where it is described."""
+    rows = []
+    for name, entry in methods().items():
+        module = inspect.getmodule(entry.cls)
+        if entry.members > 1:
+            approximates = f"`{entry.file}`: {entry.members} independent fits, draws pooled"
+            source = "thesis 004, section 4.3"
+        else:
+            approximates, source = entry.cls.approximates, paragraph(module, "Source")
+        able = ", ".join(c for c in CAPABILITIES if c in entry.provides)
+        rows.append([f"`{name}`", approximates, able, source])
+    return table(["method", "approximates", "capabilities", "source"], rows)
+
+
+def method_costs() -> str:
+    """The committed measurement of benchmarks/methods.py."""
+    measured = json.loads(COSTS.read_text())
+    parts, refused = [], {}
+    for network, group in groupby(measured["rows"], key=lambda row: row["network"]):
+        rows = []
+        for row in group:
+            if "refused" in row:
+                refused.setdefault(row["method"], row["refused"])
+            cells = [f"{row[key]:.2f}" if key in row else "-" for key in ("numbers", "step", "memory", "milliseconds")]
+            after = f"{row['after']:.1f}" if "after" in row else "-"
+            rows.append([f"`{row['method']}`", *cells, after])
+        header = ["method", "numbers per weight", "step", "memory", "ms per step", "after training"]
+        parts.append(f"### {network}\n\n{table(header, rows)}")
+    where = f"{measured['date']}, {measured['device']}, one thread, torch {measured['torch']}."
+    reasons = "\n".join(f"- {reason}" for reason in refused.values())
+    return "\n\n".join([*parts, where, f"A dash in a row is a refusal:\n\n{reasons}"])
+
+
+def tuning() -> str:
+    """The committed searches; methods of one task whose budgets differ are not comparable."""
+    results = [tune.read(path) for path in sorted(registry.TUNED.glob("*/*.json"))]
+    if not results:
+        return "No search is committed yet: all settings are published or untuned."
+    rows = []
+    for result in results:
+        budgets = {other.budget for other in results if other.task == result.task}
+        values = {c.number: "-" if c.value is None else f"{c.value:.4f}" for c in result.configurations}
+        settings = result.configurations[result.chosen_number].settings
+        listed = ", ".join(f"`{name}={value}`" for name, value in settings.items())
+        lost = sum(c.status != "completed" for c in result.configurations) / result.budget
+        rows.append(
+            [
+                f"`{result.task}`",
+                f"`{result.method}`",
+                str(result.budget) if len(budgets) == 1 else f"{result.budget} (not comparable)",
+                f"{result.criterion.metric}, {'higher' if result.criterion.higher_is_better else 'lower'}",
+                values[0],
+                values[result.chosen_number],
+                listed if result.chosen_number else "untuned ones",
+                f"{lost:.0%}",
+            ]
+        )
+    header = ["task", "method", "budget", "criterion, better if", "untuned", "best", "chosen", "diverged"]
+    return table(header, rows)
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "methods": method_list,
+    "method sources": method_sources,
+    "method costs": method_costs,
     "speed": speed,
     "terms split_mnist": lambda: terms("split_mnist"),
     "spread": lambda: spread_of_draws("split_mnist"),
     "results split_mnist": lambda: results("split_mnist"),
     "matrices split_mnist": lambda: matrices("split_mnist"),
+    "tuning": tuning,
 }
 
 

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench import registry
 from bench.errors import OutputError, UsageError
 from bench.records import Record, read_record, split_metrics, write
 from bench.runner import load_scores
@@ -63,11 +64,29 @@ def refuse(run: Path, record: Record) -> None:
         raise UsageError(f"{run} was made outside a git repository: no commit holds its source")
     if record.provenance.dirty:
         raise UsageError(f"{run} was made from changed source: commit, then run again")
+    if (named := identities(record)) != (record.task.identity, record.method.identity):
+        raise UsageError(f"{run} was named {record.method.identity} and is {named[1]} by now: run again")
     if record.status == "completed":
         task, arrays = load_scores(run)
         again, _ = split_metrics(task.score(arrays), task.spec)
         if again != record.metrics:
             raise UsageError(f"{run}: the metrics of the record are not those of its arrays")
+
+
+def identities(record: Record) -> tuple[str, str]:
+    """What task and method of a record are called today; presets that were tuned since change the names."""
+    method, task = record.method, record.task
+    open_settings = {
+        kind: {k: v for k, v in part.settings.items() if k in entry.flags()}
+        for kind, part, entry in (
+            ("method", method, registry.method(method.name)),
+            ("task", task, registry.task(task.name)),
+        )
+    }
+    choice = registry.choose(
+        method.name, task.name, "standard", open_settings["method"], open_settings["task"], method.members
+    )
+    return choice.task_identity, choice.method_identity
 
 
 def committed(root: Path = RECORDS) -> Iterator[tuple[Path, Record]]:

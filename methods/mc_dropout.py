@@ -5,9 +5,10 @@ Approximates the posterior by the weights of one network times Bernoulli masks o
 Source: Gal and Ghahramani 2016; thesis 004, chapters 2, 4 and 5, in the consistent form: in prediction one
 mask per sample is shared by all inputs, so that a sample is one function and information between inputs
 (BALD) means something.
-Deviations: none. In training every example has its own masks.
+Deviations: none. In training every example has its own masks. As a sequential method it keeps the prior it
+was given and goes on from its weights, which is plain fine-tuning: its draws have no density to hand on.
 Cost: as maximum a posteriori, times the samples; one number per weight.
-Valid for: networks that hold `bench.networks.Dropout`; not sequential, because its draws have no density.
+Valid for: networks that hold `bench.networks.Dropout`; in sequence as a baseline only.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bench import optimizers
-from bench.contract import Batch, Method, Noise, Prediction, Problem
+from bench.contract import Batch, Method, Noise, Prediction, Prior, Problem
 from bench.divergence import log_prob
 from bench.energy import likelihood_term
 from bench.errors import UsageError
@@ -25,6 +26,7 @@ from bench.settings import Count, Positive, Share, settings
 from bench.weights import channels_last
 
 NAMES: dict[str, dict[str, object]] = {"mc_dropout": {}}
+SEARCH = {"learning_rate": (1e-4, 1e-2, "log"), "rate": (0.05, 0.6, "linear")}
 
 
 @settings
@@ -46,7 +48,7 @@ class MCDropout(Method):
 
     settings_class = Settings
     approximates = "the posterior by one network times Bernoulli masks over its units"
-    provides = frozenset({"weighted", "loss_terms"})
+    provides = frozenset({"sequential", "weighted", "loss_terms"})
     settings: Settings
 
     def __init__(self, problem: Problem, settings: Settings, start: MCDropout | None = None) -> None:
@@ -88,3 +90,7 @@ class MCDropout(Method):
         seeds = self.draw_noise(num_samples, generator)["seeds"]
         with torch.no_grad():
             return self.likelihood.predict(self._outputs(inputs, seeds, shared=True))
+
+    def as_prior(self) -> Prior:
+        """The prior that this fit was given: the next fit goes on from these weights."""
+        return self.problem.prior

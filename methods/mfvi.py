@@ -4,11 +4,14 @@ Approximates the posterior by the product of normals that maximises the evidence
 E_q[log p(D | w)] - KL(q || prior), with sigma = softplus(rho).
 
 Source: thesis 004, chapters 3 and 4 (eqs 4.3 to 4.9); Blundell et al. 2015; as sequential method Variational
-Continual Learning, Nguyen et al. 2018.
+Continual Learning, Nguyen et al. 2018. Estimators: Kingma et al. 2015 (local), Wen et al. 2018 (flipout).
 Deviations: the KL is the exact one (eq. 4.9 lacks a constant). The tweaks that the thesis mentions are
-settings, all off by default; with any of them the loss is no longer a bound on the evidence.
+settings, all off by default; with any of them the loss is no longer a bound on the evidence. Truncation is of
+the noise in the likelihood term alone (the bias is intended), by a monotone map in place of rejection.
 Cost: S forward and backward passes a step and a normal draw per weight and sample; two numbers per weight.
-Valid for: every differentiable network and likelihood.
+Local draws per unit in place of weight and has two products per linear layer; so has flipout.
+Valid for: every differentiable network and likelihood; local and flipout under normal priors, for networks of
+linear layers, flipout also of convolutions, each used once. Prediction draws weights whatever the estimator.
 """
 
 from __future__ import annotations
@@ -21,15 +24,21 @@ from torch import Tensor, nn
 from torch.distributions import Independent
 from torch.nn.functional import softplus
 
-from bench import optimizers, priors
+from bench import estimators, optimizers, priors
 from bench.contract import Batch, Method, Noise, Prediction, Prior, Problem, WeightDistribution
 from bench.divergence import log_prob, weight_divergence
 from bench.energy import likelihood_term
-from bench.priors import normal_tensor
+from bench.errors import UsageError
+from bench.priors import is_normal, normal_tensor
 from bench.settings import Count, NonNegative, Positive, Whole, settings
 from bench.weights import forward, reparametrise, sampled_outputs
 
 NAMES: dict[str, dict[str, object]] = {"mfvi": {}, "mfvi_ensemble": {"members": 3}}
+SEARCH = {
+    "learning_rate": (1e-4, 1e-2, "log"),
+    "initial_rho": (-7.0, -1.0, "linear"),
+    "train_samples": [1, 2, 4, 8],
+}
 
 
 @settings
@@ -54,6 +63,10 @@ class Settings:
     """Tweak: the first prior: the task's, N(0, 1/D) per tensor, or a scale mixture of two normals."""
     prior_mean_follows: bool = False
     """Tweak: the prior's mean is the current posterior mean, so that the KL acts on the variances alone."""
+    truncation: Positive | None = None
+    """Tweak: largest absolute value, above 0, of the noise in the likelihood term; none if not given."""
+    estimator: estimators.Name = "pathwise"
+    """Noise in training: pathwise draws weights for the whole batch; local and flipout draw per example."""
 
 
 class MFVI(Method):
@@ -62,6 +75,7 @@ class MFVI(Method):
     settings_class = Settings
     approximates = "the posterior by independent normals, one per weight"
     provides = frozenset({"weight_samples", "density", "moments", "sequential", "weighted", "loss_terms"})
+    stacks = True
     settings: Settings
 
     def __init__(self, problem: Problem, settings: Settings, start: MFVI | None = None) -> None:
@@ -72,8 +86,22 @@ class MFVI(Method):
         )
         self.is_first = start is None
         self.extra_epochs = settings.pretrain_epochs if self.is_first else 0
+        self.stacks = settings.estimator == "pathwise"  # the seeds of the others do not stack
+        if not self.stacks:
+            self._check_estimator(settings)
         if start is not None:
             self.load_state_dict(start.state_dict())
+
+    def _check_estimator(self, settings: Settings) -> None:
+        inputs = self.problem.train[0][0][None]
+        reason = estimators.unsuited(self.network, inputs, settings.estimator)
+        prior = self.make_prior(dict(self.network.named_parameters()))
+        if not all(is_normal(p) for p in prior.values()):
+            reason = "needs a prior of independent normals, whose KL takes no drawn weights"
+        if settings.truncation is not None:
+            reason = "draws no weights that could be truncated; leave out --method.truncation"
+        if reason is not None:
+            raise UsageError(f"mfvi: estimator {settings.estimator} {reason}")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """One optimiser over means and rhos."""
@@ -108,8 +136,16 @@ class MFVI(Method):
         return {name: normal_tensor(m, softplus(r)) for (name, m), r in zip(means, self.rho, strict=True)}
 
     def draw_noise(self, num_samples: int, generator: torch.Generator) -> Noise:
-        """Standard normal noise `[S, *shape]` per tensor; none while the means are pretrained."""
-        return {} if self.pretraining else self._noise(num_samples, generator)
+        """Standard normal noise `[S, *shape]` per tensor, or of other estimators one seed per sample, `[S]`.
+
+        None while the means are pretrained.
+        """
+        if self.pretraining:
+            return {}
+        if self.settings.estimator == "pathwise":
+            return self._noise(num_samples, generator)
+        seeds = torch.randint(2**62, (num_samples,), generator=generator, device=generator.device)
+        return {"seeds": seeds}
 
     def _noise(self, num_samples: int, generator: torch.Generator) -> Noise:
         return {
@@ -151,13 +187,7 @@ class MFVI(Method):
     def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
         """Expected negative log likelihood and KL(q || prior), in nats (eq. 4.4)."""
         posterior = self.posterior()
-        if noise:
-            weights = {
-                name: reparametrise(q.mean, q.base_dist.scale, noise[name]) for name, q in posterior.items()
-            }
-        else:
-            weights = {name: q.mean[None] for name, q in posterior.items()}
-        outputs = forward(self.network, weights, batch.inputs)
+        outputs, weights = self._outputs(posterior, batch.inputs, noise)
         nll = likelihood_term(self.likelihood, outputs, batch, self.problem.num_train)
         if self.pretraining:
             return nll, nll.new_zeros(())
@@ -167,6 +197,28 @@ class MFVI(Method):
                 name: normal_tensor(posterior[name].mean.detach(), p.stddev) for name, p in prior.items()
             }
         return nll, weight_divergence(posterior, prior, weights)
+
+    def _outputs(
+        self, posterior: dict[str, Independent], inputs: Tensor, noise: Noise
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Outputs `[S, B, ...]`, and the weights drawn; in their place the means where none are."""
+        drawn = bool(noise) and self.settings.estimator == "pathwise"
+        weights = {
+            name: reparametrise(q.mean, q.base_dist.scale, noise[name]) if drawn else q.mean[None]
+            for name, q in posterior.items()
+        }
+        if noise and not drawn:
+            scales = {name: q.base_dist.scale for name, q in posterior.items()}
+            args = (self.network, scales, inputs, noise["seeds"], self.settings.estimator)
+            return estimators.outputs(*args), weights
+        bound = self.settings.truncation
+        if not noise or bound is None:
+            return forward(self.network, weights, inputs), weights
+        bounded = {
+            name: reparametrise(q.mean, q.base_dist.scale, estimators.truncated(noise[name], bound))
+            for name, q in posterior.items()
+        }
+        return forward(self.network, bounded, inputs), weights
 
     def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
         """Predictions under `num_samples` draws, each draw shared by all inputs."""

@@ -33,6 +33,11 @@ from bench.settings import Count, NonNegative, Positive, Whole, settings
 from bench.weights import forward, reparametrise, sampled_outputs
 
 NAMES: dict[str, dict[str, object]] = {"radial": {}, "radial_ensemble": {"members": 3}}
+SEARCH = {
+    "learning_rate": (1e-4, 1e-2, "log"),
+    "initial_rho": (-6.0, 5.0, "linear"),
+    "train_samples": [1, 2, 4, 8],
+}
 
 LOG_TWO_PI = math.log(2 * math.pi)
 MEAN_LOG_RADIUS = (torch.special.digamma(torch.tensor(0.5, dtype=torch.float64)).item() + math.log(2)) / 2

@@ -104,6 +104,7 @@ class SplitMNIST(Task):
             main_metric="average_accuracy",
             requires=frozenset() if joint else frozenset({"sequential"}),
             ranked=not joint,
+            validation_metric="average_accuracy",
         )
 
     # ---- data

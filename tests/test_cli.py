@@ -62,7 +62,7 @@ BAD = [
     (2, ["run", "no.such:X", "split_digits"], "cannot import the method 'no.such:X': No module named 'no'"),
     (2, ["run", "mfvi", "toys:NoTask"], "cannot import the task 'toys:NoTask'"),
     (2, ["run", "toys:OwnTask", "split_digits"], "'toys:OwnTask' is no Method of bench.contract"),
-    (2, ["run", "mc_dropout", "split_digits"], "lacks the capability sequential; methods that have it: map"),
+    (2, ["run", "toys:CannotGoOn", "split_digits"], "lacks the capability sequential; methods that have it"),
     (2, [*RUN, "third"], "unrecognized arguments: third"),
     (2, [*RUN, "--frobnicate", "3"], "unknown flag --frobnicate: "),
     (2, [*RUN, "--sed", "3"], "unknown flag --sed: did you mean --seed"),
@@ -222,8 +222,10 @@ def test_help_shows_every_setting_with_its_documentation_and_default(call, metho
     blocks = {}
     for block in re.split(r"\n(?=  --)", out):
         blocks[block.split()[0]] = words(block)
-    for kind, entry in (("method", registry.method(method)), ("task", registry.task(task))):
-        defaults = vars(registry.build(entry.cls.settings_class, dict(entry.fixed), kind))
+    m, t = registry.method(method), registry.task(task)
+    presets = registry.preset_values(m, t, "standard")
+    for kind, entry, preset in (("method", m, presets[0]), ("task", t, presets[1])):
+        defaults = vars(registry.build(entry.cls.settings_class, preset, kind))
         for name in entry.flags():
             block = blocks[f"--{kind}.{name}"]
             default = "null" if defaults[name] is None else str(defaults[name]).lower()

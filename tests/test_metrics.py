@@ -1,6 +1,7 @@
 """Scores and uncertainties against values by hand."""
 
 import math
+from itertools import combinations, permutations
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy import stats
 
 from bench import metrics
 from bench.predictions import average_log_probs
@@ -145,3 +147,62 @@ def test_negative_log_likelihood_by_hand():
 
 def test_accuracy_by_hand():
     assert metrics.accuracy(np.array([0, 1, 2, 2], np.uint8), np.array([0, 1, 1, 2], np.int64)) == 0.75
+
+
+# ---- against a reference posterior
+
+LEVELS = (np.arange(4000) + 0.5) / 4000
+STANDARD = stats.norm.ppf(LEVELS)
+
+
+@pytest.mark.parametrize(("mean", "sd"), [(0.0, 1.0), (1.5, 1.0), (0.0, 0.25), (-2.0, 3.0)])
+def test_wasserstein_of_normals_has_its_closed_form(mean, sd):
+    """W2(N(a, s), N(b, t))^2 = (a - b)^2 + (s - t)^2; 4000 quantiles cut off the tails, 2e-3 of the sd."""
+    got = metrics.wasserstein((mean + sd * STANDARD)[::-1, None], (0.3 + 0.7 * STANDARD)[:, None])
+    assert got.shape == (1,)
+    assert got[0] == pytest.approx(math.hypot(mean - 0.3, sd - 0.7), abs=2e-3)
+
+
+def test_wasserstein_is_the_best_of_all_assignments():
+    """The definition, by enumeration: the cheapest of the 5! ways to move one set of draws to the other."""
+    generator = np.random.default_rng(0)
+    draws, reference = generator.normal(size=(5, 3)), generator.normal(1, 2, size=(5, 3))
+    best = [
+        min(np.mean((draws[list(order), n] - reference[:, n]) ** 2) for order in permutations(range(5)))
+        for n in range(3)
+    ]
+    np.testing.assert_allclose(metrics.wasserstein(draws, reference), np.sqrt(best), rtol=1e-12)
+
+
+@given(st.integers(1, 7), st.integers(1, 7), st.integers(0, 2**32 - 1))
+def test_wasserstein_of_unequally_many_draws_is_that_of_their_copies(few, many, seed):
+    """Each draw repeated until both sides have as many: the same distributions."""
+    generator = np.random.default_rng(seed)
+    draws, reference = generator.normal(size=(few, 2)), generator.normal(size=(many, 2))
+    copies = metrics.wasserstein(draws.repeat(many, 0), reference.repeat(few, 0))
+    np.testing.assert_allclose(metrics.wasserstein(draws, reference), copies, rtol=1e-9)
+    np.testing.assert_allclose(metrics.wasserstein(reference, draws), copies, rtol=1e-9)
+    assert (metrics.wasserstein(draws, draws.repeat(many, 0)) <= 1e-12).all()
+
+
+def test_wasserstein_to_one_value_is_the_root_mean_square_around_it():
+    draws = np.array([[1.0], [2.0], [6.0]])
+    assert metrics.wasserstein(draws, np.array([[3.0]]))[0] == pytest.approx(math.sqrt((4 + 1 + 9) / 3))
+
+
+def test_agreement_by_hand():
+    log_probs = np.log([[0.5, 0.3, 0.2], [0.1, 0.8, 0.1], [0.3, 0.3, 0.4], [0.2, 0.5, 0.3]])
+    reference = np.log([[0.9, 0.05, 0.05], [0.5, 0.4, 0.1], [0.1, 0.1, 0.8], [0.3, 0.4, 0.3]])
+    assert metrics.agreement(log_probs, reference) == 0.75
+
+
+def test_total_variation_is_the_largest_difference_over_events():
+    """By enumeration of all 2^4 events: max |P(A) - Q(A)|; a probability of zero on one side included."""
+    p = np.array([[0.4, 0.3, 0.2, 0.1], [0.7, 0.3, 0.0, 0.0]])
+    q = np.array([[0.1, 0.2, 0.3, 0.4], [0.2, 0.2, 0.3, 0.3]])
+    events = [list(event) for size in range(5) for event in combinations(range(4), size)]
+    largest = [max(abs(a[e].sum() - b[e].sum()) for e in events) for a, b in zip(p, q, strict=True)]
+    with np.errstate(divide="ignore"):
+        got = metrics.total_variation(np.log(p), np.log(q))
+    assert got == pytest.approx(np.mean(largest), rel=1e-12)
+    assert metrics.total_variation(np.log(q), np.log(q)) == 0

@@ -1,0 +1,483 @@
+"""The regression tables: rows of numbers with one target, read from files or fetched, and checked.
+
+They do not come with the package, and nobody published checksums: a table is known by its number of rows and
+inputs and by the range of its target, and its digest tells which content was used.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import socket
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench import data
+from bench.data import array_digest
+from bench.errors import DataError, UsageError
+
+ARCHIVE_URL = "https://archive.ics.uci.edu"
+LICENCE = "CC BY 4.0"
+
+Split = tuple[np.ndarray, np.ndarray]
+"""Row numbers of the training and of the test part."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A regression data set.
+
+    Attributes:
+        inputs: [N, D] float64, as published.
+        targets: [N] float64, in the target's own unit.
+        published: The public splits that lie beside the table; empty if there are none.
+        digest: `array_digest` of inputs and targets.
+    """
+
+    inputs: np.ndarray
+    targets: np.ndarray
+    published: tuple[Split, ...]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a table comes from and what it must look like.
+
+    Attributes:
+        title: Its usual name.
+        target: What is predicted.
+        unit: Unit of the target.
+        rows: Number of rows.
+        columns: Number of inputs.
+        target_range: Least and largest target.
+        folder: Its folder in the public repositories of splits; empty if it is embedded in scikit-learn.
+        archive_file: A text file of the UCI archive that holds it, its target in column `archive_target`.
+        archive_target: Column of the target in that file; the inputs are the other first columns.
+        archive_id: Its number in the UCI archive's interface; None if it is not there.
+        licence: The terms under which it may be used.
+        digest: `array_digest` of the content where it is known.
+    """
+
+    title: str
+    target: str
+    unit: str
+    rows: int
+    columns: int
+    target_range: tuple[float, float]
+    folder: str = ""
+    archive_file: str = ""
+    archive_target: int = -1
+    archive_id: int | None = None
+    licence: str = LICENCE
+    digest: str = ""
+
+
+SOURCES = {
+    "boston": Source(
+        title="Boston housing",
+        target="median value of homes",
+        unit="1000 USD",
+        rows=506,
+        columns=13,
+        target_range=(5.0, 50.0),
+        folder="bostonHousing",
+        archive_file="housing.data",
+        archive_target=13,
+        licence="unstated",
+    ),
+    "concrete": Source(
+        title="Concrete compressive strength",
+        target="compressive strength",
+        unit="MPa",
+        rows=1030,
+        columns=8,
+        target_range=(2.33, 82.6),
+        folder="concrete",
+        archive_id=165,
+    ),
+    "energy": Source(
+        title="Energy efficiency",
+        target="heating load Y1",
+        unit="kWh/m^2",
+        rows=768,
+        columns=8,
+        target_range=(6.01, 43.1),
+        folder="energy",
+        archive_id=242,
+    ),
+    "kin8nm": Source(
+        title="Kinematics of an 8-link robot arm",
+        target="distance of the end effector",
+        unit="distance",
+        rows=8192,
+        columns=8,
+        target_range=(0.0402, 1.4585),
+        folder="kin8nm",
+        licence="unstated",
+    ),
+    "naval": Source(
+        title="Condition based maintenance of naval propulsion plants",
+        target="gas turbine compressor decay state coefficient",
+        unit="coefficient",
+        rows=11_934,
+        columns=16,
+        target_range=(0.95, 1.0),
+        folder="naval-propulsion-plant",
+        archive_file="UCI CBM Dataset/data.txt",
+        archive_target=16,
+        archive_id=316,
+    ),
+    "power_plant": Source(
+        title="Combined cycle power plant",
+        target="electrical output",
+        unit="MW",
+        rows=9568,
+        columns=4,
+        target_range=(420.26, 495.76),
+        folder="power-plant",
+        archive_id=294,
+    ),
+    "protein": Source(
+        title="Physicochemical properties of protein tertiary structure",
+        target="root mean square deviation of the structure",
+        unit="angstrom",
+        rows=45_730,
+        columns=9,
+        target_range=(0.0, 20.999),
+        folder="protein-tertiary-structure",
+        archive_file="CASP.csv",
+        archive_target=0,
+        archive_id=265,
+    ),
+    "wine": Source(
+        title="Wine quality, red",
+        target="quality",
+        unit="points",
+        rows=1599,
+        columns=11,
+        target_range=(3.0, 8.0),
+        folder="wine-quality-red",
+        archive_file="winequality-red.csv",
+        archive_target=11,
+        archive_id=186,
+    ),
+    "yacht": Source(
+        title="Yacht hydrodynamics",
+        target="residuary resistance per unit weight of displacement",
+        unit="resistance",
+        rows=308,
+        columns=6,
+        target_range=(0.01, 62.42),
+        folder="yacht",
+        archive_file="yacht_hydrodynamics.data",
+        archive_target=6,
+        archive_id=243,
+    ),
+    "diabetes": Source(
+        title="Diabetes progression, as embedded in scikit-learn",
+        target="progression after one year",
+        unit="score",
+        rows=442,
+        columns=10,
+        target_range=(25.0, 346.0),
+        licence="unstated",
+        digest="c0bba048cf95a463cbde613bc9cf441bd559b8f0345ad6114c3a2c7f2fdb6d55",
+    ),
+}
+
+
+def load(name: str, data_dir: Path | str | None = None) -> Table:
+    """Load a table, fetching it if it is nowhere on this machine.
+
+    Args:
+        name: One of SOURCES.
+        data_dir: Folder to look in first, and to fetch into.
+
+    Raises:
+        UsageError: No table has this name.
+        DataError: The table is missing and cannot be fetched, or is not the one that it should be.
+    """
+    return _obtain(name, data_dir)[1]
+
+
+def find(name: str, data_dir: Path | str | None = None) -> Path | None:
+    """Return the file that holds the table, None if there is none; fetches nothing.
+
+    Raises:
+        UsageError: No table has this name.
+        DataError: A file is there, but does not hold the table.
+    """
+    try:
+        return _locate(name, data_dir)[0]
+    except _NotFound:
+        return None
+
+
+def get(name: str, data_dir: Path | str | None = None) -> Path:
+    """Return the file that holds the table, after fetching it if it is nowhere on this machine.
+
+    It is fetched into `data_dir`, else $BENCH_DATA, else ~/.cache/posterior-bench, in the public layout.
+
+    Raises:
+        UsageError: No table has this name.
+        DataError: The table cannot be fetched, or is not the one that it should be.
+    """
+    return _obtain(name, data_dir)[0]
+
+
+def check(name: str, data_dir: Path | str | None = None) -> str:
+    """Return one line on the table found, after checking it.
+
+    Raises:
+        UsageError: No table has this name.
+        DataError: The table is missing, or is not the one that it should be.
+    """
+    path, table = _locate(name, data_dir)
+    known = SOURCES[name]
+    return (
+        f"{name}: {known.title}, {known.rows} rows, {known.columns} inputs, target {known.target} in "
+        f"{known.unit}, {len(table.published)} public splits, content sha256 {table.digest}, in {path}"
+    )
+
+
+class _NotFound(DataError):
+    """No folder of the search holds the table; the message tells the search and the ways out."""
+
+
+def _source(name: str) -> Source:
+    if name not in SOURCES:
+        near = difflib.get_close_matches(name.lower(), SOURCES, cutoff=0.4) or list(SOURCES)
+        raise UsageError(f"unknown table {name!r}; the nearest names are {', '.join(near)}")
+    return SOURCES[name]
+
+
+def _roots(data_dir: Path | str | None) -> list[Path]:
+    given = [Path(os.path.expanduser(root)) for root in (data_dir, os.environ.get("BENCH_DATA")) if root]
+    return list(dict.fromkeys([*given, data.CACHE_ROOT]))
+
+
+# ------------------------------------------------------------------------------------------------- search
+
+
+def _locate(name: str, data_dir: Path | str | None) -> tuple[Path, Table]:
+    """Search the table; return its file and its checked content."""
+    source = _source(name)
+    if not source.folder:
+        return _embedded(source)
+    roots = _roots(data_dir)
+    public = [f"{source.folder}/data", f"UCI_Datasets/{source.folder}/data", source.folder]
+    for folder in (root / layout for root in roots for layout in public):
+        if (folder / "index_target.txt").is_file() and (folder / "data.txt").is_file():
+            return folder / "data.txt", _read_public(folder, source)
+    if source.archive_file:
+        for folder in (root / layout for root in roots for layout in (".", *public, name)):
+            if (path := folder / source.archive_file).is_file():
+                return path, _read_archive(path, source)
+    files = "data.txt, index_features.txt and index_target.txt"
+    ways = [f"with {source.folder}/data/ of the public UCI splits (its {files})"]
+    if source.archive_file:
+        ways.append(f"with the UCI archive's {source.archive_file}")
+    message = (
+        f"{name} not found in {', '.join(map(str, roots))} (each with {', '.join(public)}); "
+        f"give --data-dir or BENCH_DATA a folder {' or '.join(ways)}"
+    )
+    if source.archive_id is None:
+        raise _NotFound(f"{message}; it cannot be fetched, the UCI archive does not offer it")
+    raise _NotFound(
+        f"{message}, or pip install 'posterior-bench[uci]' and run `bench data get {name}` "
+        "on a machine with internet"
+    )
+
+
+def _read_public(folder: Path, source: Source) -> Table:
+    """Read the layout of the public repositories: a matrix, and files that number its rows and columns."""
+    matrix = _numbers(folder / "data.txt")
+    features = _indices(folder / "index_features.txt", matrix.shape[1])
+    target = _indices(folder / "index_target.txt", matrix.shape[1])
+    if len(target) != 1 or target[0] in features:
+        raise DataError(f"{folder}: expected one target that is no feature, found column {target.tolist()}")
+    table = _checked(folder / "data.txt", source, matrix[:, features], matrix[:, target[0]])
+    published: list[Split] = []
+    while (path := folder / f"index_train_{len(published)}.txt").is_file():
+        test_path = folder / f"index_test_{len(published)}.txt"
+        train, test = _indices(path, len(matrix)), _indices(test_path, len(matrix))
+        if not np.array_equal(np.sort(np.concatenate([train, test])), np.arange(len(matrix))):
+            raise DataError(f"{path}: with {test_path.name} it must name each of the {len(matrix)} rows once")
+        if published and len(test) != len(published[0][1]):
+            raise DataError(
+                f"{test_path}: expected {len(published[0][1])} rows as in split 0, found {len(test)}"
+            )
+        published.append((train, test))
+    return Table(table.inputs, table.targets, tuple(published), table.digest)
+
+
+def _read_archive(path: Path, source: Source) -> Table:
+    matrix = _numbers(path)
+    if matrix.shape[1] <= source.columns:
+        raise DataError(f"{path}: expected {source.columns + 1} columns, found {matrix.shape[1]}")
+    columns = [c for c in range(matrix.shape[1]) if c != source.archive_target][: source.columns]
+    return _checked(path, source, matrix[:, columns], matrix[:, source.archive_target])
+
+
+def _numbers(path: Path) -> np.ndarray:
+    """A matrix from text: columns parted by blanks, commas or semicolons, perhaps one line of names first."""
+    try:
+        lines = re.sub("[,;]", " ", path.read_text()).split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    lines = [line for line in lines if line.strip()]
+    if lines and not _is_number(lines[0].split()[0]):
+        lines = lines[1:]
+    if not lines:
+        raise DataError(f"{path}: holds no numbers")
+    try:
+        return np.loadtxt(lines, ndmin=2, comments=None)
+    except ValueError as error:
+        reason = str(error).split("\n")[0]
+        raise DataError(f"{path}: expected a table of numbers ({reason})") from None
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _indices(path: Path, below: int) -> np.ndarray:
+    """Numbers of rows or columns, from 0 to below `below`, each once."""
+    numbers = _numbers(path).ravel()
+    indices = numbers.astype(np.int64)
+    if (numbers != indices).any() or indices.min() < 0 or indices.max() >= below:
+        raise DataError(f"{path}: expected whole numbers from 0 to {below - 1}")
+    if len(np.unique(indices)) != len(indices):
+        raise DataError(f"{path}: holds a number twice")
+    return indices
+
+
+def _checked(where: Path | str, source: Source, inputs: np.ndarray, targets: np.ndarray) -> Table:
+    """The table, if it has the known size and range of targets.
+
+    The range tells a table from its siblings of equal size: the other target, the other wine.
+    """
+    if inputs.shape != (source.rows, source.columns):
+        expected = f"{source.rows} rows and {source.columns} inputs"
+        raise DataError(f"{where}: expected {expected}, found {inputs.shape[0]} and {inputs.shape[1]}")
+    inputs, targets = np.ascontiguousarray(inputs, np.float64), np.ascontiguousarray(targets, np.float64)
+    if not (np.isfinite(inputs).all() and np.isfinite(targets).all()):
+        raise DataError(f"{where}: holds a number that is not finite")
+    if not _in_range(targets, source):
+        low, high = source.target_range
+        raise DataError(
+            f"{where}: expected the target {source.target} from {low:g} to {high:g} {source.unit}, "
+            f"found {targets.min():g} to {targets.max():g}"
+        )
+    digest = array_digest({"inputs": inputs, "targets": targets})
+    if source.digest and digest != source.digest:
+        raise DataError(f"{where}: expected content sha256 {source.digest}, found {digest}")
+    return Table(inputs, targets, (), digest)
+
+
+def _in_range(targets: np.ndarray, source: Source) -> bool:
+    low, high = source.target_range
+    off = np.abs([targets.min() - low, targets.max() - high])
+    return bool((off <= 0.01 * (high - low)).all())  # files round differently
+
+
+def _embedded(source: Source) -> tuple[Path, Table]:
+    from sklearn import datasets  # here, for its import takes a second
+
+    raw = datasets.load_diabetes(scaled=False)
+    path = Path(datasets.__file__).parent / "data" / "diabetes_data_raw.csv.gz"
+    return path, _checked(path, source, raw.data, raw.target)
+
+
+# -------------------------------------------------------------------------------------------------- fetch
+
+
+def _obtain(name: str, data_dir: Path | str | None) -> tuple[Path, Table]:
+    """As `_locate`, after fetching the table if the search finds nothing."""
+    try:
+        return _locate(name, data_dir)
+    except _NotFound as not_found:
+        source = SOURCES[name]
+        if source.archive_id is None:
+            raise
+        try:
+            table = _fetch(source)
+            _write(_roots(data_dir)[0] / source.folder / "data", table)
+        except _CannotFetch:
+            raise not_found from None
+        except (OSError, DataError) as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise DataError(f"{not_found}; the download failed: {reason}") from None
+    return _locate(name, data_dir)
+
+
+class _CannotFetch(Exception):
+    """The package that talks to the UCI archive is not installed."""
+
+
+def _fetch(source: Source) -> Table:
+    """The table from the UCI archive, by its own package."""
+    try:
+        import ucimlrepo  # optional, and it imports pandas
+    except ImportError:
+        raise _CannotFetch from None
+    data._await_answer([ARCHIVE_URL])
+    where = f"UCI archive, number {source.archive_id}"
+    try:
+        with _impatient():
+            answer = ucimlrepo.fetch_ucirepo(id=source.archive_id).data
+    except Exception as error:  # it has exceptions of its own and lets those of pandas through
+        raise DataError(f"{where}: {error}") from None
+    return _from_frames(where, source, answer)
+
+
+def _from_frames(where: str, source: Source, answer: Any) -> Table:
+    features, targets = answer.features, answer.targets
+    if "color" in answer.original:  # both wines are one data set there
+        red = answer.original["color"] == "red"
+        features, targets = features[red], targets[red]
+    try:
+        inputs, candidates = features.to_numpy(np.float64), targets.to_numpy(np.float64)
+    except ValueError as error:
+        raise DataError(f"{where}: expected a table of numbers ({error})") from None
+    # Two sets have two targets, in an order that is not ours to know; their ranges tell them apart.
+    ours = [column for column in candidates.T if _in_range(column, source)]
+    return _checked(where, source, inputs, ours[0] if ours else candidates[:, 0])
+
+
+@contextmanager
+def _impatient() -> Iterator[None]:
+    """Inside the block a silent server is given up; ucimlrepo sets no limit and would wait for ever."""
+    timeout = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(data.ANSWER_SECONDS)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(timeout)
+
+
+def _write(folder: Path, table: Table) -> None:
+    """Write the public layout; `index_target.txt`, without which it is not read, appears last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    columns = table.inputs.shape[1]
+    files = {
+        "data.txt": np.column_stack([table.inputs, table.targets]),
+        "index_features.txt": np.arange(columns),
+        "index_target.txt": np.array([columns]),
+    }
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+        for name, array in files.items():
+            np.savetxt(Path(scratch) / name, array, fmt="%.17g")
+            os.replace(Path(scratch) / name, folder / name)

@@ -1,0 +1,58 @@
+"""Interleaved timing, shared by the benchmarks: contenders take turns, so that other load falls on all."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+__all__ = ["interleaved", "median", "print_table", "processor", "ratio", "seconds"]
+
+Step = Callable[[], object]
+
+WARM_UP_STEPS = 3
+SECONDS_PER_TURN = 0.03
+
+
+def seconds(run: Step, times: int) -> float:
+    began = time.process_time()
+    for _ in range(times):
+        run()
+    return (time.process_time() - began) / times
+
+
+def interleaved(runs: dict[str, Step], rounds: int, turn: float = SECONDS_PER_TURN) -> dict[str, list[float]]:
+    """Seconds per call in every round; each round begins with another contender."""
+    names = list(runs)
+    for run in runs.values():
+        seconds(run, WARM_UP_STEPS)
+    times = {name: max(1, round(turn / seconds(run, 1))) for name, run in runs.items()}
+    measured: dict[str, list[float]] = {name: [] for name in names}
+    for i in range(rounds):
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            measured[name].append(seconds(runs[name], times[name]))
+    return measured
+
+
+def ratio(measured: dict[str, list[float]], name: str, to: str) -> float:
+    """Median over the rounds of one contender's time over another's in the same round."""
+    return median(a / b for a, b in zip(measured[name], measured[to], strict=True))
+
+
+def processor() -> str:
+    information = Path("/proc/cpuinfo")
+    if information.exists():
+        for line in information.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def print_table(rows: list[dict]) -> None:
+    """Prints rows as Markdown, with the keys as header."""
+    print("| " + " | ".join(rows[0]) + " |\n" + "|---" * len(rows[0]) + "|")
+    for row in rows:
+        cells = (f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values())
+        print("| " + " | ".join(cells) + " |")

@@ -1,0 +1,498 @@
+"""Laplace: a normal at the mode of the posterior, its precision the curvature there.
+
+Approximates the posterior by N(w*, P^-1): w* maximises it, P is the Hessian of the negative log joint of the
+full training set at w*, the prior's precision included.
+
+Source: thesis 004, section 2.2 ("given by the diagonal term" there should read: by the inverse of the
+diagonal); MacKay 1992; Kronecker factors, Ritter et al. 2018 and, for layers that share their weights over
+positions, "KFAC-expand", Eschenhagen et al. 2023; sequential, thesis 004, section 5.1.
+Deviations: the Hessian of the likelihood is the generalised Gauss-Newton matrix J^T H J (J the outputs'
+Jacobian, H the likelihood's Hessian with respect to the outputs), which is never negative. Predictions are
+of the network linearised at w*, whose Hessian J^T H J is, and under which draws predict far better than run
+through the network itself, where the data leave many weights to a wide prior (Immer et al. 2021; setting
+`predictive`). With `last_layer` the others are a point mass, and their next prior is the prior given.
+Kronecker: A (x) G plus a prior that is no multiple of the identity in a layer
+has no common eigenbasis; kept is the sum's diagonal in the eigenbasis of its two partial traces, exact for a
+first, isotropic prior. `tuned` maximises the Laplace evidence over one prior precision with w* held fixed,
+in a run's first fit.
+Cost: as maximum a posteriori; after the fit one backward pass per output and example (diagonal and full on
+networks of other layers than linear and convolutional: a Jacobian per example); `full` takes O(d^3) time.
+Stored per weight: 2 numbers (diagonal), about 4 (Kronecker, square layers), d + 2 (full).
+Valid for: every differentiable network and twice differentiable likelihood under a normal prior; Kronecker
+for networks of plain linear and convolutional layers. Parameters of a likelihood are point estimates.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Size, Tensor, nn
+from torch.distributions import Distribution, MultivariateNormal, constraints
+from torch.func import functional_call, jacrev, vmap
+
+from bench import curvature, optimizers, priors
+from bench.contract import JOINT, Batch, Method, Noise, Prediction, Prior, Problem
+from bench.divergence import log_prob
+from bench.energy import likelihood_term
+from bench.errors import UsageError
+from bench.priors import is_normal, joined_normals, normal_tensor
+from bench.settings import Positive, settings
+from bench.weights import forward, linearised, ravel, sampled_outputs, unravel
+
+NAMES: dict[str, dict[str, object]] = {"laplace": {}}
+SEARCH = {"learning_rate": (1e-4, 1e-2, "log")}
+
+
+@settings
+class Settings:
+    """Settings of Laplace's approximation."""
+
+    learning_rate: Positive = 1e-3
+    """Step size of the optimiser, above 0."""
+    optimizer: optimizers.Name = "adam"
+    """adam, amsgrad, or sgd with Nesterov momentum 0.9."""
+    curvature: Literal["diagonal", "kronecker", "full"] = "diagonal"
+    """What of the Hessian is kept: its diagonal, a Kronecker product per layer, or all of it."""
+    weights: Literal["all", "last_layer"] = "all"
+    """Weights that get a covariance; the others are a point mass."""
+    predictive: Literal["linearised", "network"] = "linearised"
+    """What a draw of the weights predicts by: the network linearised at the mode, or the network itself."""
+    prior_precision: Literal["task", "tuned"] = "task"
+    """The task's prior, or one precision by the evidence after a run's first fit, in place of N(0, s^2)'s."""
+
+
+# ------------------------------------------------------------------------------------------- distributions
+
+
+class _Product(NamedTuple):
+    """The precision left (x) right of a matrix of weights `[rows, columns]`: tr(M^T left M right)."""
+
+    left: Tensor
+    right: Tensor
+
+    def partial_traces(self) -> tuple[Tensor, Tensor]:
+        return self.left * self.right.trace(), self.right * self.left.trace()
+
+    def diagonal(self, left: Tensor, right: Tensor) -> Tensor:
+        """Its diagonal `[rows, columns]` in the bases given as columns."""
+        return torch.outer(((self.left @ left) * left).sum(0), ((self.right @ right) * right).sum(0))
+
+    def eigenvalues(self) -> Tensor:
+        return torch.outer(*(torch.linalg.eigvalsh(m).clamp(min=0) for m in self)).flatten()
+
+
+class _Rotated(NamedTuple):
+    """The precision that is diagonal, `[rows, columns]`, in two bases, or, without them, as it is."""
+
+    precision: Tensor
+    bases: tuple[Tensor, Tensor] | None = None
+
+    def partial_traces(self) -> tuple[Tensor, Tensor]:
+        rows, columns = self.precision.sum(1), self.precision.sum(0)
+        if self.bases is None:
+            return rows.diag(), columns.diag()
+        left, right = self.bases
+        return (left * rows) @ left.T, (right * columns) @ right.T
+
+    def diagonal(self, left: Tensor, right: Tensor) -> Tensor:
+        if self.bases is not None:
+            left, right = self.bases[0].T @ left, self.bases[1].T @ right
+        return left.square().T @ self.precision @ right.square()
+
+    def eigenvalues(self) -> Tensor:
+        return self.precision.flatten()
+
+
+Term = _Product | _Rotated
+
+
+def _vector(matrices: Tensor, bias: int) -> Tensor:
+    """Matrices `[..., rows, columns]` as vectors; with a bias, their last column comes last."""
+    parts = matrices.split([matrices.shape[-1] - bias, bias], -1)
+    return torch.cat([part.flatten(-2) for part in parts], -1)
+
+
+class Block(nn.Module):
+    """A zero-mean normal over consecutive weights, seen as a matrix: left (std * z) right^T, z ~ N(0, I).
+
+    A layer is the matrix `[out, in + 1]` of its weight and bias; a full covariance is one row; without bases
+    the weights are independent. Before `settle` the standard deviations are 0.
+
+    Args:
+        rows: Rows of the matrix.
+        columns: Its columns.
+        bias: Whether the last column is a bias, which follows the weight in the vector.
+        rotated: Whether there are bases.
+    """
+
+    std: Tensor
+    left: Tensor
+    right: Tensor
+
+    def __init__(self, rows: int, columns: int, bias: bool = False, rotated: bool = False) -> None:
+        super().__init__()
+        self.bias, self.rotated, self.size = int(bias), rotated, rows * columns
+        self.register_buffer("std", torch.zeros(rows, columns))
+        if rotated:
+            self.register_buffer("left", torch.eye(rows))
+            self.register_buffer("right", torch.eye(columns))
+
+    def matrix(self, vectors: Tensor) -> Tensor:
+        """Vectors `[..., rows * columns]` as matrices."""
+        rows, inputs = self.std.shape[0], self.std.shape[1] - self.bias
+        weight, bias = vectors.split([rows * inputs, rows * self.bias], -1)
+        return torch.cat([weight.unflatten(-1, (rows, inputs)), bias.unflatten(-1, (rows, self.bias))], -1)
+
+    def vector(self, matrices: Tensor) -> Tensor:
+        """Matrices `[..., rows, columns]` as vectors."""
+        return _vector(matrices, self.bias)
+
+    def settle(self, own: Term, prior: Term) -> None:
+        """Takes the sum of two precisions, in float64, as its own."""
+        if self.rotated:
+            traces = zip(own.partial_traces(), prior.partial_traces(), strict=True)
+            left, right = (torch.linalg.eigh(a + b)[1] for a, b in traces)
+            precision = own.diagonal(left, right) + prior.diagonal(left, right)
+            self.left.copy_(left)
+            self.right.copy_(right)
+        else:
+            precision = own.precision + prior.precision  # type: ignore[union-attr]
+        self.std.copy_(precision.rsqrt())
+
+    def term(self) -> _Rotated:
+        """Its precision."""
+        bases = (self.left.double(), self.right.double()) if self.rotated else None
+        return _Rotated(self.std.double().square().reciprocal(), bases)
+
+    def colour(self, noise: Tensor) -> Tensor:
+        """Draws `[S, rows * columns]` from as much standard normal noise."""
+        draws = self.std * self.matrix(noise)
+        return self.vector(self.left @ draws @ self.right.T if self.rotated else draws)
+
+    def variance(self) -> Tensor:
+        """Variance of every weight `[rows * columns]`."""
+        variance = self.std.square()
+        if self.rotated:
+            variance = self.left.square() @ variance @ self.right.square().T
+        return self.vector(variance)
+
+    def log_prob(self, deviations: Tensor) -> Tensor:
+        """Log density at deviations from the mean `[S, rows * columns]`, `[S]`."""
+        matrices = self.matrix(deviations)
+        if self.rotated:
+            matrices = self.left.T @ matrices @ self.right
+        constant = self.std.log().sum() + 0.5 * self.size * math.log(2 * math.pi)
+        return -0.5 * (matrices / self.std).square().sum((-2, -1)) - constant
+
+
+class Blocks(Distribution):
+    """A normal over all weights, its blocks independent of each other, over the ravelled vector `[d]`.
+
+    Args:
+        loc: Mean `[d]`.
+        blocks: In the order of the weights.
+    """
+
+    arg_constraints: dict[str, constraints.Constraint] = {}
+
+    def __init__(self, loc: Tensor, blocks: Sequence[Block]) -> None:
+        self.loc, self.blocks = loc, list(blocks)
+        super().__init__(Size(), loc.shape, validate_args=False)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        """Log density of vectors `[S, d]`, `[S]`, in nats."""
+        parts = (value - self.loc).split([b.size for b in self.blocks], -1)
+        return torch.stack([b.log_prob(part) for b, part in zip(self.blocks, parts, strict=True)]).sum(0)
+
+
+# ------------------------------------------------------------------------------------------------- method
+
+
+class Laplace(Method):
+    """A normal at the mode; before `finish_fit` a point mass at the weights."""
+
+    settings_class = Settings
+    approximates = "the posterior by a normal at its mode with the curvature there"
+    provides = frozenset({"weight_samples", "moments", "sequential", "weighted", "loss_terms"})
+    stacks = True
+    validation_samples = 1
+    largest_full = 5000
+    """Weights up to which `full` is accepted: 1 GB in float64 while the matrix is decomposed."""
+    settings: Settings
+    tuned_precision: Tensor
+
+    def __init__(self, problem: Problem, settings: Settings, start: Laplace | None = None) -> None:
+        super().__init__(problem, settings, start)
+        self.network = problem.network()  # its parameters are the mode
+        if start is not None:
+            self.network.load_state_dict(start.network.state_dict())
+            self.likelihood.load_state_dict(start.likelihood.state_dict())
+        self.register_buffer("tuned_precision", torch.zeros(()))
+        self.linearises = settings.predictive == "linearised"
+        self.tunes = settings.prior_precision == "tuned" and start is None
+        self.names = self._chosen()
+        self.layers = curvature.plain_layers(self.network, self.names)
+        self.size = sum(self.network.get_parameter(name).numel() for name in self.names)
+        self.covariance = nn.ModuleList(self._make_blocks())
+        self._check_prior()
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The covariance: one block, or one per layer (Kronecker)."""
+        return list(self.covariance)  # type: ignore[arg-type]
+
+    def _chosen(self) -> list[str]:
+        """Names of the weights that get a covariance: the last ones of the ravelled vector."""
+        if self.settings.weights == "all":
+            return [name for name, _ in self.network.named_parameters()]
+        owners = [m for m in self.network.modules() if list(m.parameters(recurse=False))]
+        if type(owners[-1]) is not nn.Linear:
+            raise UsageError("laplace: weights last_layer needs a linear layer at the end; take weights all")
+        own = {id(p) for p in owners[-1].parameters()}
+        return [name for name, p in self.network.named_parameters() if id(p) in own]
+
+    def _make_blocks(self) -> list[Block]:
+        """Standard deviations and bases of fixed shapes, for curvature that can be afforded here."""
+        if self.settings.curvature == "diagonal":
+            return [Block(1, self.size)]
+        if self.settings.curvature == "full":
+            if self.size > self.largest_full:
+                raise UsageError(
+                    f"laplace: curvature full of {self.size} weights needs {40 * self.size**2 / 1e9:.1f} GB; "
+                    f"it is limited to {self.largest_full}, take kronecker, diagonal or weights last_layer"
+                )
+            return [Block(1, self.size, rotated=True)]
+        if self.layers is None:
+            raise UsageError(
+                "laplace: curvature kronecker needs plain Linear or Conv2d layers alone; take diagonal"
+            )
+        shapes = [(len(m.weight), m.weight[0].numel(), m.bias is not None) for m in self.layers]
+        return [Block(out, n + bias, bias, rotated=True) for out, n, bias in shapes]
+
+    def _check_prior(self) -> None:
+        """Refuses a prior whose precision cannot be added, or tuned."""
+        prior = self.make_prior(dict(self.network.named_parameters()))  # not kept: the precision may change
+        joint = prior.get(JOINT)
+        if isinstance(joint, Blocks):
+            tail = joint.blocks[-len(self.blocks) :]
+            shapes = [[(b.std.shape, b.rotated) for b in blocks] for blocks in (tail, self.blocks)]
+            known = shapes[0] == shapes[1]
+        elif isinstance(joint, MultivariateNormal):
+            known = self.settings.curvature == "full" and self.settings.weights == "all"
+        else:
+            known = all(is_normal(p) for p in prior.values())
+        if not known:
+            raise UsageError(
+                "laplace: the prior must be independent normals, or a posterior of these settings"
+            )
+        if self.tunes:
+            normals = joined_normals(prior)
+            if normals is None or normals[0].any() or (normals[1] != normals[1][0]).any():
+                raise UsageError(
+                    "laplace: prior_precision tuned needs a prior N(0, s^2), one s for all weights; take task"
+                )
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """One optimiser over the weights."""
+        return optimizers.make(self.parameters(), self.settings.optimizer, self.settings.learning_rate)
+
+    # ---- after training
+
+    def finish_fit(self, loader: Iterable[Batch]) -> None:
+        """Sums the curvature over all examples once, adds the prior's precision, and inverts."""
+        own, before = self._curvature(loader), self._prior_terms()
+        if self.tunes:
+            tuned = self._tune(torch.cat([term.eigenvalues() for term in own]))
+            self.tuned_precision.fill_(tuned)
+            before = [_Rotated(torch.full_like(b.std, tuned, dtype=torch.float64)) for b in self.blocks]
+        for block, term, given in zip(self.blocks, own, before, strict=True):
+            block.settle(term, given)
+
+    def _curvature(self, loader: Iterable[Batch]) -> list[Term]:
+        """The Gauss-Newton matrix of the full training set, block by block, in float64."""
+        rows, sums = 0, list[Tensor]()
+        for batch in loader:
+            for piece in curvature.pieces(batch):
+                rows += len(piece.inputs)
+                terms = self._sums(piece)
+                sums = sums or [torch.zeros_like(t, dtype=torch.float64) for t in terms]
+                for total, term in zip(sums, terms, strict=True):
+                    total += term
+        factor = self.problem.num_train / rows
+        if self.settings.curvature == "diagonal":
+            return [_Rotated(factor * sums[0][None])]
+        if self.settings.curvature == "full":
+            return [_Product(factor * sums[0].new_ones(1, 1), sums[0])]
+        triples = zip(sums[::3], sums[1::3], sums[2::3], strict=True)
+        return [_Product(factor * g, a / count.clamp(min=1e-30)) for g, a, count in triples]
+
+    def _sums(self, piece: Batch) -> list[Tensor]:
+        """What of some examples is added up: the diagonal, the matrix, or G, A and A's count per layer."""
+        if self.settings.curvature == "full":
+            matrices = (j.flatten(0, 1) for j in self._jacobians(piece))
+            return [sum(j.T @ j for j in matrices)]  # type: ignore[list-item]
+        if self.layers is None:
+            return [sum(j.square().sum((0, 1)) for j in self._jacobians(piece))]  # type: ignore[list-item]
+        gradients = curvature.layer_gradients(self.network, self.layers, self.likelihood, piece)
+        if self.settings.curvature == "diagonal":
+            squares = zip(self.layers, (curvature.squares(a, g) for a, g in gradients), strict=True)
+            return [torch.cat([_vector(s, layer.bias is not None) for layer, s in squares])]
+        sums = []
+        weights = piece.weights if piece.weights is not None else piece.inputs.new_ones(len(piece.inputs))
+        for a, g in gradients:
+            flat = g.flatten(0, 2)
+            sums += [flat.T @ flat, torch.einsum("b,bti,btj->ij", weights, a, a), weights.sum() * a.shape[1]]
+        return sums
+
+    def _jacobians(self, piece: Batch) -> Iterator[Tensor]:
+        """Rows `[B, C, k]` whose outer products add up to the Gauss-Newton matrix, in chunks."""
+        fixed = {name: p.detach() for name, p in self.network.named_parameters()}
+        chosen = {name: fixed.pop(name) for name in self.names}
+
+        def outputs(chosen: dict[str, Tensor], example: Tensor, root: Tensor) -> Tensor:
+            return root.T @ functional_call(self.network, {**fixed, **chosen}, (example[None],))[0]
+
+        with torch.no_grad():
+            at_mode = self.network(piece.inputs)
+        roots = curvature.output_roots(self.likelihood, at_mode, piece)
+        chunk = max(1, curvature.LARGEST // (at_mode.shape[1] * self.size))
+        for examples, some in zip(piece.inputs.split(chunk), roots.split(chunk), strict=True):
+            parts = vmap(jacrev(outputs), (None, 0, 0))(chosen, examples, some)
+            yield torch.cat([parts[name].reshape(*some.shape[:2], -1) for name in self.names], 2)
+
+    def _prior_terms(self) -> list[Term]:
+        """Precision of the prior, block by block, in float64."""
+        joint = self.prior.get(JOINT)
+        if isinstance(joint, MultivariateNormal):
+            precision = torch.cholesky_inverse(joint.scale_tril.double())
+            return [_Product(precision.new_ones(1, 1), precision)]
+        if isinstance(joint, Blocks):
+            return [block.term() for block in joint.blocks[-len(self.blocks) :]]
+        stds = torch.cat([self.prior[name].stddev.flatten() for name in self.names])  # type: ignore[attr-defined]
+        precisions = stds.double().square().reciprocal()
+        parts = precisions.split([b.size for b in self.blocks])
+        return [_Rotated(b.matrix(part)) for b, part in zip(self.blocks, parts, strict=True)]
+
+    def _tune(self, eigenvalues: Tensor) -> float:
+        """The precision t that maximises the evidence, log N(w* | 0, 1/t) - (1/2) log det (curvature + t).
+
+        Its slope vanishes where the sum of h / (t (h + t)) over the curvature's eigenvalues h is |w*|^2; the
+        sum falls with t.
+        """
+        squares = sum(self.network.get_parameter(name).detach().square().sum() for name in self.names)
+        low, high = math.log(1e-8), math.log(1e8)
+        for _ in range(60):
+            t = math.exp((low + high) / 2)
+            if (eigenvalues / (t * (eigenvalues + t))).sum() > squares:
+                low = math.log(t)
+            else:
+                high = math.log(t)
+        return math.exp((low + high) / 2)
+
+    def diagnostics(self, inputs: Tensor | None = None) -> dict[str, float]:
+        """The tuned prior precision, if it was."""
+        if inputs is not None or not self.tunes:
+            return {}
+        return {"prior_precision": float(self.tuned_precision)}
+
+    # ---- the distribution
+
+    def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draws from the normal, stacked `[S, *shape]`; the s-th does not depend on how many follow it."""
+        with torch.no_grad():
+            like = dict(self.network.named_parameters())
+            draws = ravel({name: p[None] for name, p in like.items()}).repeat(num_samples, 1)
+            # One call per sample: a single call for all would fill them in an order that depends on S.
+            empty = draws.new_empty(self.size)
+            noise = torch.stack([empty.normal_(generator=generator).clone() for _ in range(num_samples)])
+            parts = noise.split([b.size for b in self.blocks], 1)
+            deviations = [b.colour(part) for b, part in zip(self.blocks, parts, strict=True)]
+            draws[:, -self.size :] += torch.cat(deviations, 1)
+            return unravel(draws, like)
+
+    def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Mean and variance of every weight; a variance of 0 outside the chosen weights."""
+        means = {name: p.detach() for name, p in self.network.named_parameters()}
+        variances = {name: torch.zeros_like(m) for name, m in means.items()}
+        return means, variances | self._per_tensor(torch.cat([b.variance() for b in self.blocks]))
+
+    def _per_tensor(self, vector: Tensor) -> dict[str, Tensor]:
+        like = {name: self.network.get_parameter(name) for name in self.names}
+        return {name: w[0] for name, w in unravel(vector[None], like).items()}
+
+    def as_prior(self) -> Prior:
+        """The normal as it is now: independent normals, one over all weights (full), or `Blocks`."""
+        given, modes = self.prior, dict(self.network.named_parameters())
+        if self.settings.curvature == "diagonal":
+            stds = self._per_tensor(self.blocks[0].std.flatten())
+            own = {name: (modes[name], std) for name, std in stds.items()}
+            others = {name: (given[name].mean, given[name].stddev) for name in modes if name not in own}  # type: ignore[attr-defined]
+            return priors.frozen({name: (others | own)[name] for name in modes}, normal_tensor)
+        mode = torch.cat([modes[name].detach().flatten() for name in self.names])
+        blocks = self.blocks
+        joint = given.get(JOINT)
+        if isinstance(joint, Blocks):
+            mode = torch.cat([joint.loc[: -self.size], mode])
+            blocks = joint.blocks[: -len(blocks)] + blocks
+        elif self.settings.weights == "last_layer":
+            rest = [given[name] for name in modes if name not in self.names]
+            mode = torch.cat([*(p.mean.flatten() for p in rest), mode])  # type: ignore[attr-defined]
+            blocks = [_independent_block(p.stddev) for p in rest] + blocks  # type: ignore[attr-defined]
+        elif self.settings.curvature == "full":
+            return _frozen_normal(mode, blocks[0])
+        return _frozen_blocks(mode, blocks)
+
+    @classmethod
+    def parameters_per_weight(cls, settings: Settings) -> float:
+        """A mode and a variance; bases depend on the network and are not counted."""
+        return 2.0
+
+    # ---- loss and prediction
+
+    def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Negative log likelihood and negative log prior of the weights, in nats."""
+        weights = {name: p[None] for name, p in self.network.named_parameters()}
+        outputs = forward(self.network, weights, batch.inputs)
+        prior_term = -log_prob(self.prior, weights).sum()
+        return likelihood_term(self.likelihood, outputs, batch, self.problem.num_train), prior_term
+
+    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
+        """Predictions under `num_samples` draws, each draw shared by all inputs."""
+        run = linearised if self.linearises else forward
+        return self.likelihood.predict(
+            sampled_outputs(self.network, self.sample_weights, inputs, num_samples, generator, run)
+        )
+
+
+# ------------------------------------------------------------------------------------------------ helpers
+
+
+def _independent_block(std: Tensor) -> Block:
+    block = Block(1, std.numel())
+    block.std = std.detach().reshape(1, -1)
+    return block
+
+
+def _frozen_blocks(loc: Tensor, blocks: list[Block]) -> Prior:
+    loc, blocks = loc.clone(), copy.deepcopy(blocks)
+
+    def prior(parameters: Mapping[str, Tensor]) -> dict[str, Distribution]:
+        like = next(iter(parameters.values()))
+        return {JOINT: Blocks(loc.to(like), [copy.deepcopy(b).to(like.device, like.dtype) for b in blocks])}
+
+    return prior
+
+
+def _frozen_normal(loc: Tensor, block: Block) -> Prior:
+    loc, root = loc.clone(), (block.right * block.std).double()
+    scale_tril = torch.linalg.cholesky(root @ root.T)
+
+    def prior(parameters: Mapping[str, Tensor]) -> dict[str, Distribution]:
+        like = next(iter(parameters.values()))
+        return {JOINT: MultivariateNormal(loc.to(like), scale_tril=scale_tril.to(like), validate_args=False)}
+
+    return prior

@@ -1,0 +1,290 @@
+"""In-between uncertainty: a sine seen in two intervals, and a posterior that should be unsure between them.
+
+Question: how much wider is the posterior over functions between two clusters of data than at the clusters?
+
+Protocol: y = sin(4(x - 4.3)) + N(0, 0.05^2), 750 training points in each of [-2, -1.4] and [1.0, 1.8], the
+same for every run. Networks of `layers` hidden layers of 100 units, leaky ReLU; the noise is known, the prior
+N(0, 1). One fit in batches of 250, then 200 weight samples on a grid over [-3, 3] and at test points in the
+clusters and between them. The standard deviation of the function (observation noise excluded) is averaged
+over the grid inputs in the clusters, and over those in [-0.8, 0.4], the middle half of the gap. The
+temperature T weighs prior against likelihood: "kl" is the loss NLL + T KL, i.e. the likelihood to the power
+1/T, "likelihood" the power T. Both are posed as example weights, so that every method infers the same
+posterior, a sampler included.
+
+Source: thesis 004, section 3.2 (Figs 3.6 and 3.7) and Table A.1. Deviations: what T multiplies is not said
+there; preset standard has a third of the published epochs and, for mean-field inference, a higher rate;
+methods draw weights once a batch, where the thesis used Flipout; the slope of the leaky ReLU is 0.01.
+
+What would mislead: the ratio depends on the temperature and compares methods at one T only; it is no score
+(a posterior can be too wide), hence this task is not ranked and the distance to a reference posterior stands
+beside it. A fit that has not converged is wide at the data, which makes the ratio small: see `data_sd`.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+from bench import figures, likelihoods, metrics, networks, predictions, priors, randomness, references
+from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Row, Spec, Task, Undefined
+from bench.data import array_digest
+from bench.settings import Count, Positive, settings
+
+NAMES: dict[str, dict[str, object]] = {"toy_regression": {}}
+
+PRESETS: dict[str, dict[str, object]] = {
+    "smoke": {"epochs": 20, "test_samples": 20},
+    "paper": {"epochs": 6000},
+}
+
+NOISE = 0.05
+CLUSTERS = ((-2.0, -1.4), (1.0, 1.8))
+GAP = (-1.4, 1.0)
+MIDDLE = (-0.8, 0.4)
+GRID = np.arange(-120, 121) / 40  # ends of the regions fall on it, to the last bit
+BATCH_SIZE = 250
+
+POINTS = {
+    # part: its intervals, each with a number of points
+    "train": ((*CLUSTERS[0], 750), (*CLUSTERS[1], 750)),
+    "val": ((*CLUSTERS[0], 100), (*CLUSTERS[1], 100)),
+    "test": ((*CLUSTERS[0], 100), (*CLUSTERS[1], 100)),
+    "gap": ((*GAP, 100),),
+}
+
+_DRAWS = 200
+"""Quantiles that a reference keeps of the function at each input."""
+_LARGEST = 6e4
+"""Predicted means are clamped here, so that they fit float16; its rounding is below 1% of the noise."""
+
+
+def truth(x: np.ndarray) -> np.ndarray:
+    """The function that was observed."""
+    return np.sin(4 * (x - 4.3))
+
+
+def draw(part: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and observations of a part of POINTS, each `[N, 1]`; the same in every run."""
+    generator = np.random.default_rng(randomness.derive(0, "toy_regression", part))
+    x = np.concatenate([generator.uniform(low, high, size) for low, high, size in POINTS[part]])
+    y = truth(x) + NOISE * generator.standard_normal(len(x))
+    return torch.from_numpy(x[:, None]).float(), torch.from_numpy(y[:, None]).float()
+
+
+@settings
+class Settings:
+    """Settings of toy regression."""
+
+    layers: Count = 1
+    """Hidden layers, at least 1."""
+    hidden: Count = 100
+    """Units in each hidden layer, at least 1."""
+    temperature: Positive = 65.0
+    """T, above 0; 1 is Bayes."""
+    temperature_on: Literal["kl", "likelihood"] = "kl"
+    """What T multiplies: kl, as in the loss NLL + T KL, or likelihood, as in T NLL + KL."""
+    epochs: Count = 2000
+    """Epochs, at least 1."""
+    test_samples: Count = 200
+    """Weight samples S per prediction, at least 1."""
+
+
+class ToyRegression(Task):
+    """A sine seen in two intervals."""
+
+    settings_class = Settings
+    settings: Settings
+
+    @property
+    def spec(self) -> Spec:
+        """What is measured."""
+        distance = "root mean square"
+        return Spec(
+            question="How much wider is the posterior over functions between the data than at them?",
+            source="thesis 004, section 3.2 and Table A.1",
+            version=1,
+            metrics={
+                "gap_ratio": Metric("gap_sd over data_sd; 0 without spread", "ratio", np.inf, 0),
+                "gap_sd": Metric("mean sd of the function in [-0.8, 0.4]", "units of y", np.inf, 0),
+                "data_sd": Metric("mean sd of the function in the clusters", "units of y", 0, np.inf),
+                "test_nll": Metric("mean of -log p(y) in the clusters", "nats", -np.inf, np.inf),
+                "gap_nll": Metric("mean of -log p(y) between the clusters", "nats", -np.inf, np.inf),
+                "wasserstein_to_reference": Metric(
+                    f"{distance} over the grid of the 2-Wasserstein distance to the reference's function",
+                    "units of y",
+                    0,
+                    np.inf,
+                    may_be_undefined=True,
+                ),
+                "wasserstein_in_gap": Metric(
+                    "the same over the grid between the clusters", "units of y", 0, np.inf, True
+                ),
+            },
+            main_metric="gap_ratio",
+            requires=frozenset() if self.likelihood_weight == 1 else frozenset({"weighted"}),
+            ranked=False,
+            validation_metric="test_nll",
+        )
+
+    @property
+    def likelihood_weight(self) -> float:
+        """The power of the likelihood in the posterior: the weight of every training example."""
+        t = self.settings.temperature
+        return 1 / t if self.settings.temperature_on == "kl" else t
+
+    # ---- data
+
+    def data_digest(self) -> str:
+        """Digest over all points and the reference."""
+        arrays = {
+            f"{part}_{kind}": t.numpy() for part in POINTS for kind, t in zip("xy", draw(part), strict=True)
+        }
+        return array_digest(arrays | references.read(self.target))
+
+    # ---- protocol
+
+    def problem(self) -> Problem:
+        """The training points, weighted."""
+        inputs, targets = draw("train")
+        weights = () if self.likelihood_weight == 1 else (torch.full((len(inputs),), self.likelihood_weight),)
+        hidden = (self.settings.hidden,) * self.settings.layers
+        return Problem(
+            network=partial(networks.mlp, 1, 1, hidden, "leaky_relu"),
+            likelihood=likelihoods.Gaussian(NOISE),
+            prior=priors.normal(0, 1),
+            train=TensorDataset(inputs, targets, *weights),
+            val=TensorDataset(*draw("val")),
+            num_train=len(inputs),
+        )
+
+    def run(self, engine: Engine) -> Arrays:
+        """Predicted means on the grid, at the test points of the clusters, and at those of the gap."""
+        engine.stage("fit")
+        problem = self.problem()
+        method = engine.fit(problem, Budget(self.settings.epochs, BATCH_SIZE))
+        samples = self.settings.test_samples
+        inputs, targets = problem.val[:]  # type: ignore[index]
+        held_out = engine.predict(method, inputs, samples)
+        engine.log("test_nll", float(-held_out.log_score(targets).mean()), self.settings.epochs)
+        grid = torch.from_numpy(GRID[:, None]).float()
+        prediction = engine.predict(method, torch.cat([grid, draw("test")[0], draw("gap")[0]]), samples)
+        assert isinstance(prediction, predictions.Gaussian)
+        # An ensemble has more draws than asked for, member after member: every member keeps its share.
+        rows = torch.linspace(0, len(prediction.mean) - 1, min(samples, len(prediction.mean))).round().long()
+        variances = prediction.variance[rows, :, 0]
+        if (variances == variances[0, 0]).all():  # no more than the observation noise, as in most methods
+            variances = variances[:1, :1]
+        means = prediction.mean[rows, :, 0].clamp(-_LARGEST, _LARGEST)
+        return {"means": means.half().numpy(), "variances": variances.float().numpy()}
+
+    def targets(self) -> Arrays:
+        """Observations `[N]` at the test points, and the reference's function `[R, 241]` if there is one."""
+        observed = {f"{part}_targets": draw(part)[1].squeeze(1).numpy() for part in ("test", "gap")}
+        return observed | references.read(self.target)
+
+    @property
+    def target(self) -> str:
+        """Network and power of the likelihood; a temperature of either kind that gives the same is one."""
+        s = self.settings
+        return (
+            f"toy_regression-layers={s.layers},hidden={s.hidden},temperature={1 / self.likelihood_weight:.9g}"
+        )
+
+    def reference(self, arrays: Arrays) -> Arrays:
+        """Quantiles of the function at every grid input, `[200, 241]`."""
+        levels = (np.arange(_DRAWS) + 0.5) / _DRAWS
+        quantiles = np.quantile(functions(arrays)[:, : len(GRID)], levels, axis=0)
+        return {"reference": quantiles.astype(np.float16)}
+
+    # ---- scoring
+
+    def score(self, arrays: Arrays) -> Metrics:
+        """Spread of the function, NLLs of the mixture over the samples, distances to the reference."""
+        rows = bands(arrays)
+        at_data = [r.sd for r in rows if any(low <= r.x <= high for low, high in CLUSTERS)]
+        in_gap = [r.sd for r in rows if MIDDLE[0] <= r.x <= MIDDLE[1]]
+        gap_sd, data_sd = float(np.mean(in_gap)), float(np.mean(at_data))
+        test, gap = nlls(arrays)
+        scores: Metrics = {
+            "gap_ratio": gap_sd / data_sd if data_sd > 0 else 0.0,
+            "gap_sd": gap_sd,
+            "data_sd": data_sd,
+            "test_nll": test,
+            "gap_nll": gap,
+        }
+        if "reference" not in arrays:
+            names = ("wasserstein_to_reference", "wasserstein_in_gap")
+            return scores | dict.fromkeys(names, Undefined(references.missing(self.target)))
+        squared = metrics.wasserstein(functions(arrays)[:, : len(GRID)], arrays["reference"]) ** 2
+        between = (GAP[0] <= GRID) & (GAP[1] >= GRID)
+        return scores | {
+            "wasserstein_to_reference": float(np.sqrt(squared.mean())),
+            "wasserstein_in_gap": float(np.sqrt(squared[between].mean())),
+        }
+
+    def curves(self, arrays: Arrays) -> list[Row]:
+        """Mean and standard deviation of the function over the grid."""
+        rows = bands(arrays)
+        return [Row("mean", r.series, r.x, r.mean) for r in rows] + [
+            Row("standard deviation", r.series, r.x, r.sd) for r in rows
+        ]
+
+    def figures(self, arrays: Arrays) -> dict[str, Any]:
+        """The posterior over functions, beside the reference's if there is one."""
+        rows = bands(arrays)
+        if "reference" in arrays:
+            rows += _bands(arrays["reference"].astype(np.float64), "reference")
+        return {"function": chart(rows)}
+
+
+def functions(arrays: Arrays) -> np.ndarray:
+    """Equally probable values of the function, without observation noise, at every stored input, `[S, N]`.
+
+    A prediction whose variance exceeds the noise stands for a normal of its own: 25 values per sample, whose
+    mean and variance are its.
+    """
+    means = arrays["means"].astype(np.float64)
+    excess = arrays["variances"].astype(np.float64) - NOISE**2
+    if (excess <= 1e-6 * NOISE**2).all():
+        return means
+    levels = torch.special.ndtri((torch.arange(25, dtype=torch.float64) + 0.5) / 25).numpy()
+    spread = np.sqrt(excess.clip(min=0)) * (levels / levels.std())[:, None, None]
+    return (means + spread).reshape(-1, means.shape[1])
+
+
+def nlls(arrays: Arrays) -> tuple[float, float]:
+    """Mean of -log p(y) under the equal mixture of the samples, in the clusters and between them, in nats."""
+    means = torch.from_numpy(arrays["means"].astype(np.float64))
+    variances = torch.from_numpy(arrays["variances"].astype(np.float64)).expand_as(means)
+    targets = torch.from_numpy(np.concatenate([arrays["test_targets"], arrays["gap_targets"]]).astype(float))
+    cut = len(GRID)
+    prediction = predictions.Gaussian(means[:, cut:, None], variances[:, cut:, None])
+    log_densities = prediction.log_score(targets[:, None])
+    test, gap = log_densities.split([len(arrays["test_targets"]), len(arrays["gap_targets"])])
+    return float(-test.mean()), float(-gap.mean())
+
+
+def bands(arrays: Arrays, series: str = "posterior") -> list[figures.Band]:
+    """Mean and standard deviation of a run's function over the grid; `series` names the run in a figure."""
+    return _bands(functions(arrays)[:, : len(GRID)], series)
+
+
+def _bands(draws: np.ndarray, series: str) -> list[figures.Band]:
+    values = zip(GRID, draws.mean(0), draws.std(0), strict=True)
+    return [figures.Band(series, *map(float, value)) for value in values]
+
+
+def chart(rows: list[figures.Band]) -> Any:
+    """Bands of one or several runs, beside each other, with the true function and every tenth point."""
+    inputs, targets = (t[::10, 0].tolist() for t in draw("train"))
+    return figures.bands(
+        rows,
+        "Function with 1 and 2 standard deviations",
+        (-3, 3),
+        truth=list(zip(GRID.tolist(), truth(GRID).tolist(), strict=True)),
+        points=list(zip(inputs, targets, strict=True)),
+    )

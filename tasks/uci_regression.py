@@ -1,0 +1,305 @@
+"""UCI regression: small tables, random splits, one hidden layer.
+
+Question: how well does a posterior over a small network predict a number, and does it know its own error?
+
+Protocol: 20 random splits (5 of protein) into 90% training and 10% test rows; of the training rows the last
+10% are set aside for validation. One fit per split of a network with one hidden layer of 50 units (100 for
+protein), ReLU, prior N(0, 1). Inputs and target are standardised by the rows that are trained on; the
+standard deviation of the observation noise is learned along with each fit. Test log likelihood and RMSE are
+in the own unit of the target: means over the splits with their standard errors.
+
+Source: thesis 004, section 4.3 (Table 4.2); Hernandez-Lobato and Adams 2015 for sets, splits and networks.
+
+What would mislead: the log likelihood of standardised targets, which is larger by the log of their standard
+deviation; a noise that is not learned, which decides the log likelihood whatever the posterior; the RMSE
+alone, at which a single network is as good.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from scipy.special import logsumexp, ndtr
+from torch.utils.data import TensorDataset
+
+from bench import figures, likelihoods, networks, priors, randomness, tables
+from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Row, Spec, Task, Undefined
+from bench.data import array_digest
+from bench.errors import UsageError
+from bench.predictions import Gaussian
+from bench.settings import Count, settings
+
+NAMES: dict[str, dict[str, object]] = {
+    "uci_boston": {"dataset": "boston"},
+    "uci_concrete": {"dataset": "concrete"},
+    "uci_energy": {"dataset": "energy"},
+    "uci_kin8nm": {"dataset": "kin8nm"},
+    "uci_naval": {"dataset": "naval"},
+    "uci_power_plant": {"dataset": "power_plant"},
+    "uci_protein": {"dataset": "protein"},
+    "uci_wine": {"dataset": "wine"},
+    "uci_yacht": {"dataset": "yacht"},
+    "diabetes_regression": {"dataset": "diabetes"},
+}
+
+PRESETS: dict[str, dict[str, object]] = {"smoke": {"splits": 2, "epochs": 2, "test_samples": 4}}
+
+LEVELS = np.arange(10, 100, 10)
+"""Central intervals whose coverage is drawn, in percent."""
+LARGEST = 6e4
+"""Stored means are clamped here, in standard deviations of the target, so that they fit float16."""
+SMALLEST = 1e-12
+"""Least stored variance, in squared standard deviations of the target."""
+
+
+@settings
+class Settings:
+    """Settings of UCI regression."""
+
+    dataset: Literal[
+        "boston",
+        "concrete",
+        "energy",
+        "kin8nm",
+        "naval",
+        "power_plant",
+        "protein",
+        "wine",
+        "yacht",
+        "diabetes",
+    ]
+    """Table: fixed by the task's name."""
+    splits: Count | None = None
+    """Splits, at least 1; null is 20, for protein 5."""
+    published_splits: bool = False
+    """Take the public split files that lie beside the table instead of our own permutations."""
+    hidden: Count | None = None
+    """Units of the hidden layer, at least 1; null is 50, for protein 100."""
+    epochs: Count | None = None
+    """Epochs per split, at least 1; null is 200 for tables of fewer than 2,000 rows, else 40."""
+    batch_size: Count | None = 32
+    """Examples per training step, at least 1; null is full batch."""
+    test_samples: Count = 80
+    """Weight samples S per prediction, at least 1; all are stored, and 80 of the largest table fit 4 MB."""
+
+
+class Part(NamedTuple):
+    """One split, standardised: inputs `[n, D]`, targets `[n, 1]`; `centre` and `scale` are the target's."""
+
+    train: TensorDataset
+    val: TensorDataset
+    test_inputs: torch.Tensor
+    centre: float
+    scale: float
+
+
+class UCIRegression(Task):
+    """Random splits of a table."""
+
+    settings_class = Settings
+    settings: Settings
+
+    @property
+    def spec(self) -> Spec:
+        """What is measured."""
+        unit = tables.SOURCES[self.settings.dataset].unit
+        return Spec(
+            question="How well does the posterior predict a number, and does it know its own error?",
+            source="thesis 004, section 4.3",
+            version=1,
+            metrics={
+                "log_likelihood": Metric(
+                    f"log density (per {unit}) of a test target, mean over splits", "nats", np.inf, -np.inf
+                ),
+                "log_likelihood_standard_error": Metric(
+                    "its standard error over splits", "nats", 0, np.inf, may_be_undefined=True
+                ),
+                "rmse": Metric("root mean squared error of the mean, mean over splits", unit, 0, np.inf),
+                "rmse_standard_error": Metric(
+                    "its standard error over splits", unit, 0, np.inf, may_be_undefined=True
+                ),
+                "coverage_error": Metric(
+                    "distance from 0.9 of the share of test targets in the central 90% interval",
+                    "fraction",
+                    0,
+                    1,
+                ),
+            },
+            main_metric="log_likelihood",
+            min_seeds=1,  # the splits are the repetitions
+            validation_metric="log_likelihood",
+        )
+
+    # ---- data
+
+    @property
+    def table(self) -> tables.Table:
+        """The table, read once."""
+        if not hasattr(self, "_table"):
+            self._table = tables.load(self.settings.dataset, self.data_dir)
+        return self._table
+
+    @property
+    def num_splits(self) -> int:
+        """Splits of a run."""
+        return self.settings.splits or (5 if self.settings.dataset == "protein" else 20)
+
+    def rows(self, split: int) -> tables.Split:
+        """Row numbers of the training and the test part of a split."""
+        if self.settings.published_splits:
+            published = self.table.published
+            if len(published) < self.num_splits:
+                raise UsageError(
+                    f"--task.published_splits true: {len(published)} public splits lie beside the table "
+                    f"{self.settings.dataset} and {self.num_splits} are asked for; put the public files "
+                    "index_train_*.txt and index_test_*.txt there, or leave it false for our own splits"
+                )
+            return published[split]
+        number = len(self.table.targets)
+        order = torch.randperm(number, generator=randomness.generator(0, "regression split", split)).numpy()
+        cut = round(0.9 * number)
+        return order[:cut], order[cut:]
+
+    def data_digest(self) -> str:
+        """Digest of the table and of the rows of every split, training rows first."""
+        order = np.stack([np.concatenate(self.rows(k)) for k in range(self.num_splits)])
+        return array_digest({"inputs": self.table.inputs, "targets": self.table.targets, "splits": order})
+
+    def part(self, split: int) -> Part:
+        """The data of a split; validation is the last 10% of its training rows."""
+        train, test = self.rows(split)
+        train, val = np.split(train, [len(train) - len(train) // 10])
+        inputs, targets = self.table.inputs, self.table.targets
+        mean, std = inputs[train].mean(0), inputs[train].std(0)
+        std[np.ptp(inputs[train], 0) == 0] = 1  # two inputs of naval never change
+        centre, scale = float(targets[train].mean()), float(targets[train].std())
+
+        def standard_inputs(rows: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy((inputs[rows] - mean) / std).float()
+
+        def examples(rows: np.ndarray) -> TensorDataset:
+            standard_targets = torch.from_numpy((targets[rows] - centre) / scale).float()
+            return TensorDataset(standard_inputs(rows), standard_targets[:, None])
+
+        return Part(examples(train), examples(val), standard_inputs(test), centre, scale)
+
+    # ---- protocol
+
+    def problem(self, split: int = 0) -> Problem:
+        """The problem of a split."""
+        return self._problem(self.part(split))
+
+    def _problem(self, part: Part) -> Problem:
+        units = self.settings.hidden or (100 if self.settings.dataset == "protein" else 50)
+        network = partial(networks.mlp, part.test_inputs.shape[1], 1, (units,))
+        likelihood = likelihoods.Gaussian("learned")
+        return Problem(network, likelihood, priors.normal(0, 1), part.train, part.val, len(part.train))
+
+    def run(self, engine: Engine) -> Arrays:
+        """Predictive mixtures on the test rows of every split, for standardised targets."""
+        number = self.num_splits
+        epochs = self.settings.epochs or (200 if len(self.table.targets) < 2000 else 40)
+        budget = Budget(epochs, self.settings.batch_size)
+        means, variances, scales, validation = [], [], [], []
+        for k in range(number):
+            engine.stage(f"split {k + 1}", k + 1, number)
+            part = self.part(k)
+            method = engine.fit(self._problem(part), budget)
+            inputs = torch.cat([part.test_inputs, part.val.tensors[0]])
+            prediction = engine.predict(method, inputs, self.settings.test_samples)
+            assert isinstance(prediction, Gaussian)
+            rows = len(part.test_inputs)
+            mean, variance = prediction.mean[:, :rows, 0], prediction.variance[:, :rows, 0]
+            held_out = Gaussian(prediction.mean[:, rows:], prediction.variance[:, rows:])
+            score = held_out.log_score(part.val.tensors[1]).mean() - np.log(part.scale)
+            validation.append(float(score))
+            engine.log("log_likelihood", float(np.mean(validation)), k + 1)  # of the splits so far
+            means.append(mean.clamp(-LARGEST, LARGEST).half().numpy())
+            variances.append(variance.clamp(min=SMALLEST).numpy())
+            scales.append((part.centre, part.scale))
+        return {
+            "mean": np.stack(means),
+            "variance": _once(np.stack(variances)),
+            "centre_and_scale": np.array(scales),
+        }
+
+    def targets(self) -> Arrays:
+        """Test targets `[K, N]` in their own unit, K splits of N rows."""
+        return {"targets": np.stack([self.table.targets[self.rows(k)[1]] for k in range(self.num_splits)])}
+
+    # ---- scoring
+
+    @staticmethod
+    def mixtures(arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and standard deviation of the S normals of every prediction, `[K, S, N]`.
+
+        Both in the target's unit; the second with one entry along S or N where it is the same for all.
+        """
+        centre, scale = arrays["centre_and_scale"].T[..., None, None]
+        mean = centre + scale * arrays["mean"].astype(np.float64)
+        return mean, scale * np.sqrt(arrays["variance"].astype(np.float64))
+
+    @classmethod
+    def per_split(cls, arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Log likelihood `[K]`, RMSE `[K]`, and predictive distribution function at the targets `[K, N]`."""
+        mean, sigma = cls.mixtures(arrays)
+        targets = arrays["targets"]
+        z = (targets[:, None] - mean) / sigma
+        log_density = logsumexp(-0.5 * z**2 - np.log(sigma), axis=1) - np.log(
+            mean.shape[1] * np.sqrt(2 * np.pi)
+        )
+        rmse = np.sqrt(((mean.mean(1) - targets) ** 2).mean(1))
+        return log_density.mean(1), rmse, ndtr(z).mean(1)
+
+    def score(self, arrays: Arrays) -> Metrics:
+        """Means over the splits with their standard errors."""
+        log_likelihood, rmse, below = self.per_split(arrays)
+        return {
+            "log_likelihood": float(log_likelihood.mean()),
+            "log_likelihood_standard_error": _standard_error(log_likelihood),
+            "rmse": float(rmse.mean()),
+            "rmse_standard_error": _standard_error(rmse),
+            "coverage_error": abs(_coverage(below, 0.9) - 0.9),
+        }
+
+    def curves(self, arrays: Arrays) -> list[Row]:
+        """Scores and noise of every split; the coverage of central intervals by their level in percent."""
+        log_likelihood, rmse, below = self.per_split(arrays)
+        noise = np.sqrt((self.mixtures(arrays)[1] ** 2).mean((1, 2)))
+        per_split = {"log_likelihood": log_likelihood, "rmse": rmse, "noise": noise}
+        rows = [
+            Row(name, "test", k, float(value))
+            for name, values in per_split.items()
+            for k, value in enumerate(values, 1)
+        ]
+        return rows + [Row("coverage", "test", int(c), _coverage(below, c / 100)) for c in LEVELS]
+
+    def figures(self, arrays: Arrays) -> dict[str, Any]:
+        """Coverage of the central intervals against their level."""
+        rows = [row._replace(series="measured") for row in self.curves(arrays) if row.curve == "coverage"]
+        rows += [Row("coverage", "calibrated", int(c), c / 100) for c in LEVELS]
+        title = "Share of test targets in central intervals"
+        return {"coverage": figures.lines(rows, title, "level of the interval, %", "share")}
+
+
+def _once(variance: np.ndarray) -> np.ndarray:
+    """Variances `[K, S, N]` with a single entry along S or N where all are equal there."""
+    for axis in (1, 2):
+        first = variance.take([0], axis)
+        if (variance == first).all():
+            variance = first
+    return variance
+
+
+def _standard_error(values: np.ndarray) -> float | Undefined:
+    if len(values) == 1:
+        return Undefined("one split has no standard error")
+    return float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def _coverage(below: np.ndarray, level: float) -> float:
+    """Share of targets inside the central interval of this level."""
+    return float((np.abs(below - 0.5) <= level / 2).mean())

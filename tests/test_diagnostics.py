@@ -1,0 +1,157 @@
+"""R-hat and effective sample size against arviz-stats, known processes, and chains that never move."""
+
+import numpy as np
+import pytest
+import torch
+from arviz_stats.base import array_stats
+
+from bench import diagnostics, predictions
+from bench.diagnostics import FROZEN, RHAT_LIMIT, effective_sample_size, mixed, prediction_rhat, split_rhat
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape)
+
+
+def autoregressive(chains, count, variables, slope, seed=0):
+    """Draws `[C, N, V]` of a stationary process of variance 1, whose effective size is N (1 - a)/(1 + a)."""
+    noise = normal(count, chains, variables, seed=seed)
+    draws = [noise[0]]
+    for e in noise[1:]:
+        draws.append(slope * draws[-1] + np.sqrt(1 - slope**2) * e)
+    return np.stack(draws, 1)
+
+
+DRAWS = {
+    "independent": normal(4, 100, 30),
+    "odd": normal(3, 101, 30),
+    "short": normal(2, 20, 300),
+    "very short": normal(4, 5, 30),
+    "four": normal(2, 4, 30),
+    "sticky": autoregressive(4, 200, 30, 0.95),
+    "alternating": autoregressive(4, 200, 30, -0.6),
+    "ties": normal(4, 100, 30).round(),
+    "two values": np.sign(normal(4, 100, 30)),
+    "apart": normal(4, 100, 30) + np.arange(4)[:, None, None],
+    "heavy tails": 1 / normal(4, 100, 30),
+}
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_equal_to_arviz(kind):
+    """Per variable, whatever the chains do."""
+    draws = DRAWS[kind]
+    with np.errstate(all="ignore"):
+        rhat = array_stats.rhat(draws, chain_axis=0, draw_axis=1)
+        size = array_stats.ess(draws, chain_axis=0, draw_axis=1)
+    assert np.isfinite(size).all()
+    if kind != "two values":  # folded they are one value, whose R-hat is our own decision
+        np.testing.assert_allclose(split_rhat(draws), rhat, rtol=1e-12)
+    np.testing.assert_allclose(effective_sample_size(draws), size, rtol=1e-9)
+
+
+def test_two_values_have_the_rhat_of_the_bulk():
+    """Folded, draws of plus and minus one are all equal, which is no disagreement."""
+    draws = DRAWS["two values"]
+    np.testing.assert_allclose(
+        split_rhat(draws), array_stats.rhat(draws, chain_axis=0, draw_axis=1, method="z_scale")
+    )
+
+
+def test_independent_chains_agree():
+    """R-hat about 1 and effective size about the number of draws; 2000 variables, seen 0.998 to 1.010."""
+    draws = normal(4, 500, 2000)
+    rhat, size = split_rhat(draws), effective_sample_size(draws)
+    assert rhat.min() > 0.995
+    assert rhat.max() < 1.02
+    assert size.mean() == pytest.approx(2000, rel=0.03)
+
+
+@pytest.mark.parametrize("slope", [0.5, 0.9])
+def test_effective_size_of_an_autoregressive_process(slope):
+    """N (1 - a)/(1 + a), in the mean over 200 processes."""
+    size = effective_sample_size(autoregressive(4, 1000, 200, slope))
+    assert size.mean() == pytest.approx(4000 * (1 - slope) / (1 + slope), rel=0.05)
+
+
+def test_chains_at_two_modes_are_flagged():
+    draws = 0.1 * normal(4, 200, 1)
+    draws[:2] += 1
+    assert split_rhat(draws) > 1.5, "ranks bound it: 1.73 for modes however far"
+    assert effective_sample_size(draws) < 10
+
+
+def test_chains_of_other_scale_are_flagged():
+    """Equal means, so that the bulk agrees and only the tails tell."""
+    draws = normal(4, 500, 20)
+    draws[0] *= 3
+    assert (array_stats.rhat(draws, chain_axis=0, draw_axis=1, method="z_scale") < RHAT_LIMIT).all()
+    assert (split_rhat(draws) > RHAT_LIMIT).all()
+
+
+def test_chains_that_drift_are_flagged():
+    """The halves of one chain disagree."""
+    draws = normal(1, 400, 5) + np.linspace(0, 3, 400)[:, None]
+    assert (split_rhat(draws) > 1.2).all()
+
+
+def test_chains_that_never_moved_are_flagged():
+    """Constant chains at different places, one constant chain among moving ones: finite, and never mixed."""
+    apart = np.ones((3, 50, 1)) * np.array([0.1, 0.2, 0.2])[:, None, None]
+    assert split_rhat(apart).item() == FROZEN
+    assert effective_sample_size(apart).item() == 3
+    one = normal(4, 500)
+    one[2] = np.median(one)
+    assert split_rhat(one).item() == FROZEN
+    assert np.isfinite(effective_sample_size(one))
+    halves = np.repeat(normal(2, 2), 10, axis=1)  # moved once, in the middle
+    assert split_rhat(halves).item() == FROZEN
+    assert np.isfinite(effective_sample_size(halves))
+
+
+def test_one_and_the_same_number_is_no_disagreement():
+    draws = np.full((4, 50, 2), 0.1)
+    np.testing.assert_array_equal(split_rhat(draws), [1.0, 1.0])
+    np.testing.assert_array_equal(effective_sample_size(draws), [4, 4])
+
+
+@pytest.mark.parametrize("function", [split_rhat, effective_sample_size])
+def test_shapes(function, monkeypatch):
+    """Trailing axes are variables, none is one variable; pieces change nothing; tensors will do."""
+    draws = normal(3, 30, 4, 5)
+    values = function(draws)
+    assert values.shape == (4, 5)
+    assert function(draws[:, :, 1, 2]).shape == ()
+    assert function(draws[:, :, 1, 2]) == values[1, 2]
+    np.testing.assert_array_equal(function(torch.from_numpy(draws)), values)
+    monkeypatch.setattr(diagnostics, "_PIECE", 200)
+    np.testing.assert_array_equal(function(draws), values)
+    with pytest.raises(ValueError, match="3 draws"):
+        function(draws[:, :3])
+
+
+def test_mixed():
+    """None for methods without chains."""
+    assert mixed({"acceptance": 0.8}) is None
+    assert mixed({"prediction_rhat": 1.05}) is True
+    assert mixed({"prediction_rhat": 1.051}) is False
+    assert mixed({"prediction_rhat": FROZEN, "acceptance": 0.8}) is False
+
+
+def test_rhat_of_predictions():
+    """The worst over inputs and outputs of probabilities or means, samples read chain after chain."""
+    g = torch.Generator().manual_seed(0)
+    logits = torch.randn(3, 100, 5, 4, generator=g).double()
+    logits[0, :, 3, 2] += 2  # one chain, one input
+    log_probs = logits.log_softmax(-1)
+    worst = split_rhat(log_probs.exp()).max()
+    assert worst > 1.2
+    prediction = predictions.Categorical(log_probs.flatten(0, 1))
+    assert prediction_rhat(prediction, 3) == pytest.approx(worst, rel=1e-12)
+    interleaved = predictions.Categorical(log_probs.transpose(0, 1).flatten(0, 1))
+    assert prediction_rhat(interleaved, 3) < RHAT_LIMIT, "which chain is which must not be guessed"
+    odds, means = logits[..., 0].flatten(0, 1), logits.flatten(0, 1)
+    expected = split_rhat(logits[..., 0].sigmoid()).max()
+    assert prediction_rhat(predictions.Bernoulli(odds), 3) == pytest.approx(expected)
+    expected = split_rhat(logits).max()
+    assert prediction_rhat(predictions.Gaussian(means, means.square()), 3) == pytest.approx(expected)
