@@ -123,4 +123,4 @@ def bands(
         return chart.encode(x=alt.X("x:Q", title="x"), y=alt.Y(title="y"))
 
     names = dict.fromkeys(row.series for row in rows)
-    return alt.hconcat(*map(panel, names)).properties(title=title)
+    return alt.concat(*map(panel, names), columns=4).properties(title=title)

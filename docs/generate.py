@@ -23,10 +23,12 @@ from scipy import stats
 
 from bench import figures, registry, tune
 from bench.contract import CAPABILITIES
+from bench.diagnostics import mixed
 from bench.leaderboard.entries import committed
 from bench.records import Record
 from bench.registry import methods
 from bench.runner import load_scores
+from bench.tasks import toy_regression
 
 ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "benchmarks" / "elbo_step.json"
@@ -71,9 +73,18 @@ def milliseconds_per_step(group: Group) -> str:
     return f"{1000 * sum(fit.seconds for fit in fits) / sum(fit.steps for fit in fits):.1f}"
 
 
+COLUMNS = {
+    "split_mnist": ["average_accuracy", "minimum_learning_accuracy", "forgetting", "average_nll"],
+    "toy_regression": ["gap_ratio", "gap_sd", "data_sd", "test_nll", "gap_nll", "wasserstein_to_reference"],
+    "iris_depth": ["cross_entropy", "best_tenth_cross_entropy", "accuracy", "agreement", "total_variation"],
+    "diabetes_regression": ["log_likelihood", "log_likelihood_standard_error", "rmse", "coverage_error"],
+}
+"""Metrics shown of each task."""
+
+
 def results(task: str) -> str:
     """Main metrics of every committed choice of settings of a task."""
-    names = ["average_accuracy", "minimum_learning_accuracy", "forgetting", "average_nll"]
+    names = COLUMNS[task]
     rows = []
     for task_identity, method_identity, group in groups(task):
         minutes = np.mean([record.seconds for _, record in group]) / 60
@@ -83,6 +94,26 @@ def results(task: str) -> str:
             + [milliseconds_per_step(group), f"{minutes:.1f}"]
         )
     return table(["method", "task", "seeds", *names, "ms per step", "minutes per run"], rows)
+
+
+def chains(task: str) -> str:
+    """What the committed runs of samplers say of themselves; unmixed ones are no reference."""
+    names = ["acceptance", "step_size", "divergences", "weight_rhat", "weight_ess"]
+    rows = []
+    for task_identity, method_identity, group in groups(task):
+        for _, record in group:
+            agree = mixed(record.diagnostics)
+            if agree is None:
+                continue
+            own = record.fits[0].diagnostics
+            verdict = "may be a reference" if agree else "no reference"
+            rows.append(
+                [f"`{method_identity}`", f"`{task_identity}`", str(record.seed)]
+                + [f"{own[name]:.4g}" for name in names]
+                + [f"{record.diagnostics['prediction_rhat']:.3f}", verdict]
+            )
+    names = ["acceptance", "step size", "divergences", "R-hat of weights", "ESS of weights"]
+    return table(["method", "task", "seed", *names, "R-hat of predictions", ""], rows)
 
 
 def matrices(task: str) -> str:
@@ -194,7 +225,10 @@ def method_costs() -> str:
         for row in group:
             if "refused" in row:
                 refused.setdefault(row["method"], row["refused"])
-            cells = [f"{row[key]:.2f}" if key in row else "-" for key in ("numbers", "step", "memory", "milliseconds")]
+            cells = [
+                f"{row[key]:.2f}" if key in row else "-"
+                for key in ("numbers", "step", "memory", "milliseconds")
+            ]
             after = f"{row['after']:.1f}" if "after" in row else "-"
             rows.append([f"`{row['method']}`", *cells, after])
         header = ["method", "numbers per weight", "step", "memory", "ms per step", "after training"]
@@ -240,6 +274,11 @@ PARTS: dict[str, Callable[[], str]] = {
     "terms split_mnist": lambda: terms("split_mnist"),
     "spread": lambda: spread_of_draws("split_mnist"),
     "results split_mnist": lambda: results("split_mnist"),
+    "results toy_regression": lambda: results("toy_regression"),
+    "results iris_depth": lambda: results("iris_depth"),
+    "results diabetes_regression": lambda: results("diabetes_regression"),
+    "chains toy_regression": lambda: chains("toy_regression"),
+    "chains iris_depth": lambda: chains("iris_depth"),
     "matrices split_mnist": lambda: matrices("split_mnist"),
     "tuning": tuning,
 }
@@ -254,15 +293,32 @@ def page(text: str) -> str:
     return re.sub(r"<!-- generated: (.+?) -->\n.*?<!-- end -->", part, text, flags=re.DOTALL)
 
 
+def side_by_side(task_identity: str) -> Any:
+    """The functions of every method on one toy problem, seed 0, beside the reference's."""
+    rows: list[figures.Band] = []
+    reference: list[figures.Band] = []
+    for path, record in committed():
+        if record.task.identity != task_identity or record.seed or record.status != "completed":
+            continue
+        _, arrays = load_scores(path)
+        rows += toy_regression.bands(arrays, record.method.identity)
+        if "reference" in arrays:
+            reference = toy_regression.reference_bands(arrays)
+    return toy_regression.chart(reference + rows)
+
+
 def draw() -> None:
     """Draws the figures of the pages, from the records of seed 0."""
+    folder = ROOT / "docs" / "figures"
+    for identity in ("toy_regression", "toy_regression+layers=3"):
+        figures.save({f"{identity}-side_by_side": side_by_side(identity)}, folder)
     for path, record in committed():
-        if record.seed == 0 and record.status == "completed":
+        if record.seed == 0 and record.status == "completed" and record.task.name == "split_mnist":
             task, arrays = load_scores(path)
             charts = task.figures(arrays)
             name = f"{record.task.identity}-{record.method.identity}"
             named = {f"{name}-{figure}": chart for figure, chart in charts.items()}
-            figures.save(named, ROOT / "docs" / "figures")
+            figures.save(named, folder)
 
 
 def main() -> int:

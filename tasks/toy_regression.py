@@ -237,7 +237,7 @@ class ToyRegression(Task):
         """The posterior over functions, beside the reference's if there is one."""
         rows = bands(arrays)
         if "reference" in arrays:
-            rows += _bands(arrays["reference"].astype(np.float64), "reference")
+            rows += reference_bands(arrays)
         return {"function": chart(rows)}
 
 
@@ -271,6 +271,11 @@ def nlls(arrays: Arrays) -> tuple[float, float]:
 def bands(arrays: Arrays, series: str = "posterior") -> list[figures.Band]:
     """Mean and standard deviation of a run's function over the grid; `series` names the run in a figure."""
     return _bands(functions(arrays)[:, : len(GRID)], series)
+
+
+def reference_bands(arrays: Arrays) -> list[figures.Band]:
+    """The same of the reference that a run was compared with."""
+    return _bands(arrays["reference"].astype(np.float64), "reference")
 
 
 def _bands(draws: np.ndarray, series: str) -> list[figures.Band]:

@@ -33,6 +33,7 @@ EXAMPLE = {
     "method": {
         "name": "mfvi",
         "identity": "mfvi",
+        "members": 1,
         "settings": {"learning_rate": 0.1},
         "tuning": "untuned",
         "capabilities": ["moments"],
@@ -44,7 +45,10 @@ EXAMPLE = {
     "metrics": {"accuracy": 0.5, "forgetting": None},
     "undefined": {"forgetting": "one step"},
     "validation": {"accuracy": 0.25},
-    "fits": [{"stage": "step 1", "epochs": 1, "steps": 3, "seconds": 0.5}],
+    "fits": [
+        {"stage": "step 1", "epochs": 1, "steps": 3, "seconds": 0.5, "diagnostics": {"acceptance": 0.8}}
+    ],
+    "diagnostics": {"prediction_rhat": 1.01},
     "seconds": 1.5,
     "environment": {
         "python": "3.11.7",
@@ -351,3 +355,12 @@ def test_source_hash_is_over_every_source_file(tmp_path, monkeypatch, name):
     added = records.source_hash()
     (tmp_path / name).write_text("x = 1")
     assert len({before, added, records.source_hash()}) == 3
+
+
+def test_record_without_members_and_diagnostics_is_of_the_schema_too(tmp_path):
+    """Those that were written before there were any."""
+    old = json.loads(json.dumps(EXAMPLE))
+    del old["diagnostics"], old["method"]["members"], old["fits"][0]["diagnostics"]
+    (tmp_path / "record.json").write_text(json.dumps(old))
+    record = records.read_record(tmp_path)
+    assert (record.method.members, record.diagnostics, record.fits[0].diagnostics) == (1, {}, {})

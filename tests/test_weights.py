@@ -339,10 +339,13 @@ def test_weights_are_drawn_once_per_chunk_and_chunks_are_bounded(monkeypatch):
 def test_no_block_is_larger_than_asked(monkeypatch):
     network, _, inputs = case(wide_cnn, 1, batch=23)
     rows = []
-    genuine = weights.forward
     monkeypatch.setattr(weights, "_CPU_BLOCK", 10)
-    monkeypatch.setattr(weights, "forward", lambda n, w, x: rows.append(len(x)) or genuine(n, w, x))
-    sampled_outputs(network, draw_for(network), inputs, 2, torch.Generator())
+
+    def counting(network, stacked, block):
+        rows.append(len(block))
+        return weights.forward(network, stacked, block)
+
+    sampled_outputs(network, draw_for(network), inputs, 2, torch.Generator(), counting)
     assert rows == [10, 10, 3]
 
 
