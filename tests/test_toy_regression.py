@@ -304,14 +304,14 @@ def test_bands_of_several_runs_stand_beside_each_other():
     wide = toy_regression.bands(normal_arrays(lambda x: np.full_like(x, 0.5), 50), "wide")
     assert [row.x for row in narrow] == GRID.tolist()
     chart = toy_regression.chart(narrow + wide).to_dict()
-    assert [panel["title"] for panel in chart["hconcat"]] == ["narrow", "wide"]
+    assert [panel["title"] for panel in chart["concat"]] == ["narrow", "wide"]
 
 
 def test_reference_is_drawn_beside_the_run(tmp_path):
     task = make()
     arrays = normal_arrays(lambda x: np.full_like(x, 0.1), 50)
     charts = task.figures(arrays | task.reference(arrays))
-    assert len(charts["function"].to_dict()["hconcat"]) == 2
+    assert len(charts["function"].to_dict()["concat"]) == 2
     assert len(figures.save(charts, tmp_path)) == 2
 
 
