@@ -192,6 +192,7 @@ def _run(arguments: list[str]) -> None:
 
 
 def _print_record(directory: Path, console: Console) -> None:
+    from bench.diagnostics import mixed
     from bench.records import read_record
     from bench.runner import task_of
 
@@ -213,6 +214,13 @@ def _print_record(directory: Path, console: Console) -> None:
         f"{record.seconds:.1f} s, {steps} training steps, {record.environment.threads} threads, "
         f"settings {record.method.tuning}"
     )
+    for fit in record.fits[-1:]:  # of a sequence, its end
+        if fit.diagnostics:
+            numbers = ", ".join(f"{name} {value:.4g}" for name, value in fit.diagnostics.items())
+            console.print(f"last fit: {numbers}")
+    if (agree := mixed(record.diagnostics)) is not None:
+        verdict = "the chains agree" if agree else "the chains do not agree: no reference, not to be compared"
+        console.print(f"R-hat of predictions {record.diagnostics['prediction_rhat']:.3f}: {verdict}")
     for path in sorted((directory / "figures").glob("*.svg")):
         console.print(f"figure: {path}", soft_wrap=True)
 

@@ -3,9 +3,11 @@
 import ast
 import inspect
 import itertools
+import json
 import re
 import textwrap
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
@@ -421,3 +423,18 @@ def test_module_is_the_command_and_leaves_standard_output_clean(tmp_path):
     assert "Warning" not in finished.stderr
     assert (tmp_path / finished.stdout.strip() / "record.json").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize(("rhat", "verdict"), [(1.01, "the chains agree"), (1.2, "no reference")])
+def test_show_tells_whether_the_chains_of_a_sampler_agree(call, tmp_path, rhat, verdict):
+    code, out, _ = call("run", "map", "split_digits", "--preset", "smoke", "--out", str(tmp_path))
+    assert code == 0
+    directory = Path(out.strip().splitlines()[-1])
+    record = json.loads((directory / "record.json").read_text())
+    record["diagnostics"] = {"prediction_rhat": rhat}
+    record["fits"][-1]["diagnostics"] = {"acceptance": 0.8125}
+    (directory / "record.json").write_text(json.dumps(record))
+    code, out, _ = call("show", str(directory))
+    assert code == 0
+    assert verdict in out
+    assert "acceptance 0.8125" in out
