@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import re
 import resource
@@ -475,3 +476,16 @@ def test_two_processes_train_one_run(tmp_path, done):
     again = toys.call(command, tmp_path)
     assert again.returncode == 0, again.stderr
     assert digest_of(path.parent) == record.provenance.arrays_digest
+
+
+@pytest.mark.parametrize("method", registry.methods())
+def test_every_method_runs_on_the_toy_problem_or_says_why_not(tmp_path, method):
+    options = {"task": "toy_regression", "task_settings": {"epochs": 3, "test_samples": 8, "hidden": 10}}
+    if method == "linear":
+        with pytest.raises(UsageError, match="^linear needs a network"):
+            run(tmp_path, method, **options)
+        return
+    record = run(tmp_path, method, **options).record
+    assert record.status == "completed"
+    assert math.isfinite(record.metrics["test_nll"])
+    assert len(record.fits) == registry.method(method).members
