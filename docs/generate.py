@@ -88,8 +88,10 @@ def results(task: str) -> str:
     rows = []
     for task_identity, method_identity, group in groups(task):
         minutes = np.mean([record.seconds for _, record in group]) / 60
+        disagree = any(mixed(record.diagnostics) is False for _, record in group)
+        name = f"`{method_identity}`" + (" (chains disagree: no reference)" if disagree else "")
         rows.append(
-            [f"`{method_identity}`", f"`{task_identity}`", str(len(group))]
+            [name, f"`{task_identity}`", str(len(group))]
             + [metric(group, name) for name in names]
             + [milliseconds_per_step(group), f"{minutes:.1f}"]
         )
