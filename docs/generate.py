@@ -32,6 +32,7 @@ from bench.tasks import toy_regression
 
 ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "benchmarks" / "elbo_step.json"
+SMALL_FITS = ROOT / "benchmarks" / "small_fits.json"
 COSTS = ROOT / "benchmarks" / "methods.json"
 
 Group = list[tuple[Path, Record]]
@@ -268,7 +269,24 @@ def tuning() -> str:
     return table(header, rows)
 
 
+def small_fits() -> str:
+    """The committed measurement of benchmarks/small_fits.py."""
+    measured = json.loads(SMALL_FITS.read_text())
+    rows = [
+        [row["case"], *(f"{row[f'{way}_seconds']:.2f}" for way in ("single", "fit_many", "stacked"))]
+        for row in measured["many"]
+    ]
+    header = ["fits", "one by one, s", "fit_many, s", "side by side, s"]
+    extra = measured["overhead"][0]["extra_milliseconds"]
+    return (
+        f"A fit of 10 steps costs {extra:.1f} ms beyond its steps, each further step "
+        f"{measured['extra_milliseconds_per_step']:.2f} ms.\n\n{table(header, rows)}\n\n"
+        f"{measured['date']}, {measured['device']}, one thread, torch {measured['torch']}."
+    )
+
+
 PARTS: dict[str, Callable[[], str]] = {
+    "small fits": small_fits,
     "methods": method_list,
     "method sources": method_sources,
     "method costs": method_costs,
