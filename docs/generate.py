@@ -238,7 +238,7 @@ def method_costs() -> str:
         parts.append(f"### {network}\n\n{table(header, rows)}")
     where = f"{measured['date']}, {measured['device']}, one thread, torch {measured['torch']}."
     reasons = "\n".join(f"- {reason}" for reason in refused.values())
-    return "\n\n".join([*parts, where, f"A dash in a row is a refusal:\n\n{reasons}"])
+    return "\n\n".join([*parts, where, f"A row of dashes is a refusal:\n\n{reasons}"])
 
 
 def tuning() -> str:
