@@ -378,7 +378,7 @@ def _download(source: Source, root: Path) -> None:
     from torchvision import datasets  # here, for its import takes seconds
 
     dataset = getattr(datasets, source.title)
-    _await_answer([f"{mirror}{next(iter(source.files))}" for mirror in dataset.mirrors])
+    await_answer([f"{mirror}{next(iter(source.files))}" for mirror in dataset.mirrors])
     raw = root / source.title / "raw"
     raw.mkdir(parents=True, exist_ok=True)
     timeout = socket.getdefaulttimeout()
@@ -395,7 +395,7 @@ def _download(source: Source, root: Path) -> None:
         socket.setdefaulttimeout(timeout)
 
 
-def _await_answer(urls: list[str]) -> None:
+def await_answer(urls: list[str]) -> None:
     """Raise OSError unless one of `urls` answers within ANSWER_SECONDS.
 
     A socket's timeout bounds neither the look-up of a name nor the attempts at its many addresses: only a

@@ -62,12 +62,16 @@ class TrainerOptions:
 
 @dataclass
 class _Job:
-    """One fit under way; `fit` is what the record will say of it, None until it is finished."""
+    """One fit under way; `fit` is what the record will say of it, None until it is finished.
+
+    `loader` gives this process its share of the training examples, `everything` gives every process all.
+    """
 
     method: Method
     budget: Budget
     trainer: pl.Trainer
     loader: Any
+    everything: Any
     path: Path | None
     fit: dict[str, Any] | None = None
 
@@ -200,7 +204,7 @@ class Engine:
             if job.method.trains:
                 self._train(job, watch)
             job.method.to(self.device)
-            job.method.finish_fit(OnDevice(job.loader, self.device))
+            job.method.finish_fit(OnDevice(job.everything, self.device))
             job.method.to("cpu")
         return self._finish(job, watch.steps, watch.earlier_seconds + time.perf_counter() - began)
 
@@ -217,7 +221,8 @@ class Engine:
         shuffle_seed = randomness.derive(self.seed, "shuffle", self._stage, count)
         share = (trainer.global_rank, trainer.world_size)
         loader = batches(problem.train, budget.batch_size, shuffle_seed, share)
-        job = _Job(method, budget, trainer, loader, self._checkpoint_path(count))
+        everything = loader if share[1] == 1 else batches(problem.train, budget.batch_size, shuffle_seed)
+        job = _Job(method, budget, trainer, loader, everything, self._checkpoint_path(count))
         if job.path is not None and job.path.exists():
             checkpoint = torch.load(job.path, weights_only=True, map_location="cpu")
             method.load_state_dict(checkpoint["state_dict"])
@@ -265,7 +270,7 @@ class Engine:
         side_by_side.hand_back()
         seconds = (time.perf_counter() - began) / len(jobs)
         for job in jobs:
-            job.method.finish_fit(job.loader)
+            job.method.finish_fit(job.everything)
         return [self._finish(job, watch.steps, seconds) for job in jobs]
 
     @contextmanager

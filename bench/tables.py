@@ -433,7 +433,7 @@ def _fetch(source: Source) -> Table:
         import ucimlrepo  # optional, and it imports pandas
     except ImportError:
         raise _CannotFetch from None
-    data._await_answer([ARCHIVE_URL])
+    data.await_answer([ARCHIVE_URL])
     where = f"UCI archive, number {source.archive_id}"
     try:
         with _impatient():

@@ -3,6 +3,7 @@
 import os
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -499,3 +500,16 @@ def test_fit_without_folder_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     make(checkpoint_seconds=0).fit(problems.mlp(), BUDGET)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_follows_training_sees_all_examples_in_every_process(monkeypatch):
+    """A covariance from a process's own share would differ between the processes."""
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    trainer = SimpleNamespace(global_rank=1, world_size=2, strategy=strategy)
+    engine = make(MAP)
+    monkeypatch.setattr(engine, "_trainer", lambda budget: trainer)
+    job = engine._job(problems.mlp(), BUDGET, None, 0)
+    assert sum(len(batch.inputs) for batch in job.loader) == 10
+    rows = torch.cat([batch.inputs for batch in job.everything])
+    everything = problems.mlp().train.tensors[0]
+    assert sorted(rows.tolist()) == sorted(everything.tolist())

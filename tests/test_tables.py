@@ -365,7 +365,7 @@ def archive(monkeypatch):
     module = types.ModuleType("ucimlrepo")
     module.fetch_ucirepo = fetch_ucirepo
     monkeypatch.setitem(sys.modules, "ucimlrepo", module)
-    monkeypatch.setattr(data, "_await_answer", lambda urls: None)
+    monkeypatch.setattr(data, "await_answer", lambda urls: None)
     return types.SimpleNamespace(asked=asked, module=module)
 
 
@@ -420,7 +420,7 @@ def test_unreachable_archive_is_one_line(archive, monkeypatch):
     def silent(urls):
         raise OSError(f"no answer from {urls[0]}")
 
-    monkeypatch.setattr(data, "_await_answer", silent)
+    monkeypatch.setattr(data, "await_answer", silent)
     with pytest.raises(DataError, match=r"the download failed: no answer from https://archive.ics.uci.edu"):
         tables.load("yacht")
 
