@@ -1,5 +1,6 @@
-"""What all tests share: one thread of torch, and helper modules importable as `conformance.laws`."""
+"""What all tests share: one thread, an ear for Ctrl-C, helper modules importable as `conformance.laws`."""
 
+import signal
 import sys
 from pathlib import Path
 
@@ -8,6 +9,10 @@ import torch
 
 sys.path.append(str(Path(__file__).parent))
 pytest.register_assert_rewrite("conformance.laws")
+
+
+# A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

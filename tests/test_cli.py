@@ -356,7 +356,7 @@ def test_show_prints_the_record(call, done):
     for name, value in done.record.metrics.items():
         assert re.search(rf"{name}\b.*{value:.4f}", out)
     assert "14 training steps" in out
-    assert "settings untuned" in out
+    assert f"settings {done.record.method.tuning}" in out
 
 
 def test_show_gives_the_reason_of_a_metric_without_value(call):

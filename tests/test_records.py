@@ -7,13 +7,14 @@ import os
 import re
 import socket
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import bench
-from bench import records
+from bench import records, registry
 from bench.contract import Metric, Row, Spec, Undefined
 from bench.data import array_digest
 from bench.errors import OutputError, UsageError
@@ -169,7 +170,7 @@ def test_record_tells_settings_and_provenance(done):
     record = done.record
     assert record.task.settings["epochs"] == 1
     assert record.task.settings["dataset"] == "digits"
-    assert record.method.settings["learning_rate"] == 1e-3
+    assert record.method.settings == asdict(registry.choose("mfvi", "split_digits").method_settings)
     assert record.provenance.version == bench.__version__
     assert record.provenance.source_hash == records.source_hash()
     assert record.provenance.arrays_digest == array_digest(records.read_arrays(done.directory))
