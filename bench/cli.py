@@ -258,12 +258,45 @@ def _figures(arguments: list[str]) -> None:
     from bench import figures
     from bench.runner import load_scores
 
-    parser = _Parser("bench figures", description="Draw the figures of runs anew, from their arrays.")
+    if arguments[:1] == ["continual"]:
+        _compare_continual(arguments[1:])
+        return
+    parser = _Parser(
+        "bench figures",
+        description="Draw the figures of runs anew, from their arrays. `bench figures continual` draws one "
+        "figure of several runs of continual learning.",
+    )
     parser.add_argument("RUN", nargs="+", type=str, help="directory of a run")
     for name in parser.parse_args(arguments).RUN:
         task, arrays = load_scores(Path(name))
         for path in figures.save(task.figures(arrays), Path(name) / "figures"):
             output.print(str(path), soft_wrap=True)
+
+
+def _compare_continual(arguments: list[str]) -> None:
+    from bench import continual, figures
+    from bench.records import read_record
+    from bench.runner import load_scores
+
+    parser = _Parser(
+        "bench figures continual",
+        description="Accuracy on the steps seen so far against the step: a panel per task, a line per method "
+        "and variant, a band of one standard deviation over its seeds.",
+    )
+    parser.add_argument("RUN", nargs="+", type=str, help="directory of a run or committed record")
+    parser.add_argument("--to", type=str, default="figures", help="folder of the figure")
+    chosen = parser.parse_args(arguments)
+    runs = []
+    for name in chosen.RUN:
+        record = read_record(Path(name))
+        task, arrays = load_scores(Path(name))
+        if not hasattr(task, "accuracy_matrix"):
+            raise UsageError(f"{name} is a run of {record.task.name}, which is no task of continual learning")
+        settings = record.task.identity.removeprefix(record.task.name).removeprefix("+")
+        line = ", ".join([record.method.identity, *([settings] if settings else [])])
+        runs.append((record.task.name, line, task, arrays))
+    for path in figures.save({"continual": continual.comparison(runs)}, Path(chosen.to)):
+        output.print(str(path), soft_wrap=True)
 
 
 def _data(arguments: list[str]) -> None:

@@ -354,8 +354,14 @@ class Spec:
 class Engine(Protocol):
     """What a task may ask for; `bench.engine.Engine` is the one implementation."""
 
-    def fit(self, problem: Problem, budget: Budget, start: Method | None = None) -> Method:
-        """Fits the run's method to the problem; a stopped run finds finished fits again."""
+    def fit(
+        self, problem: Problem, budget: Budget, start: Method | None = None, probe: bool = False
+    ) -> Method:
+        """Fits the run's method to the problem; a stopped run finds finished fits again.
+
+        With `probe` every epoch's history says by how much the two terms of the loss pulled at its start
+        (`bench.diagnostics.gradient_norms`), where the method has `loss_terms`; no other number changes.
+        """
 
     def fit_many(
         self, problems: list[Problem], budget: Budget, starts: list[Method] | None = None

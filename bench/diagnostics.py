@@ -1,4 +1,4 @@
-"""Whether the chains of a sampler agree, and how many independent draws theirs are worth.
+"""Whether the chains of a sampler agree, how many independent draws theirs are worth, and what drives a fit.
 
 Source: Vehtari, Gelman, Simpson, Carpenter, Buerkner 2021, "Rank-normalization, folding, and localization:
 an improved R-hat for assessing convergence of MCMC": split R-hat and bulk effective sample size. Written out
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
+from bench.contract import Batch, Method
 from bench.predictions import Bernoulli, Categorical, Gaussian, Prediction
 
 RHAT_LIMIT = 1.05
@@ -70,6 +71,31 @@ def prediction_rhat(prediction: Prediction, num_chains: int) -> float:
         case Gaussian():
             values = prediction.mean
     return float(split_rhat(values.unflatten(0, (num_chains, -1)).cpu()).max())
+
+
+def gradient_norms(method: Method, batch: Batch, generator: torch.Generator) -> dict[str, float]:
+    """Norms of the gradients of likelihood and prior term at the last layer, in nats per training example.
+
+    With respect to the parameters of the method's network, the means of most variational methods. Source:
+    thesis 004, Fig. 5.1.
+
+    Args:
+        method: One with `loss_terms`; empty if it trains other parameters than its network's.
+        batch: Examples for the likelihood term.
+        generator: Source of the method's noise.
+    """
+    layers = [m for m in method.network.modules() if any(True for _ in m.parameters(recurse=False))]
+    last = [p for p in layers[-1].parameters(recurse=False) if p.requires_grad]
+    if not last:
+        return {}
+    with torch.enable_grad():
+        terms = method.loss_terms(batch, method.draw_noise(method.num_train_samples, generator))
+        norms = {}
+        for name, term in zip(("likelihood_gradient", "prior_gradient"), terms, strict=True):
+            found = torch.autograd.grad(term, last, retain_graph=True, allow_unused=True)
+            parts = [g.flatten() for g in found if g is not None]
+            norms[name] = torch.cat(parts).norm().item() / method.problem.num_train if parts else 0.0
+    return norms
 
 
 def _in_pieces(function: Callable[[np.ndarray], np.ndarray], draws: ArrayLike) -> np.ndarray:

@@ -29,6 +29,7 @@ from torch import Tensor
 from bench import ensemble, randomness, stacked
 from bench.batches import OnDevice, batches
 from bench.contract import Batch, Budget, Method, Problem
+from bench.diagnostics import gradient_norms
 from bench.ensemble import Ensemble
 from bench.errors import Diverged, UsageError
 from bench.predictions import BadPrediction, Prediction
@@ -37,6 +38,9 @@ from bench.settings import Count, settings
 
 _LARGEST_PIECE = 50_000_000
 """Floats of inputs, or of outputs at 50 per example and sample, that one piece of a prediction may hold."""
+
+_PROBED = 10_000
+"""Examples, at most, on which gradients are measured."""
 
 for _name in ("pytorch_lightning", "lightning.pytorch", "lightning.fabric"):
     logging.getLogger(_name).setLevel(logging.ERROR)
@@ -140,16 +144,22 @@ class Engine:
         self.logged.append((name, self._stage, float(len(self.logged) if step is None else step), value))
         self._observe("log", {"name": name, "value": value, "step": step})
 
-    def fit(self, problem: Problem, budget: Budget, start: Method | None = None) -> Method:
+    def fit(
+        self, problem: Problem, budget: Budget, start: Method | None = None, probe: bool = False
+    ) -> Method:
         """Fits the method to the problem within the budget; of an ensemble, every member.
 
         Raises:
             Diverged: If the loss of a step is not finite; says at which stage and step.
         """
-        return self.fit_many([problem], budget, None if start is None else [start])[0]
+        return self.fit_many([problem], budget, None if start is None else [start], probe)[0]
 
     def fit_many(
-        self, problems: list[Problem], budget: Budget, starts: list[Method] | None = None
+        self,
+        problems: list[Problem],
+        budget: Budget,
+        starts: list[Method] | None = None,
+        probe: bool = False,
     ) -> list[Method]:
         """Independent fits, one per problem, each with its own initial weights, data order and noise."""
         parts = [
@@ -159,7 +169,7 @@ class Engine:
         ]
         fitted = self._fit_stacked(parts, budget) if self.options.stacked and len(parts) > 1 else None
         if fitted is None:
-            fitted = [self._fit(problem, budget, start) for problem, start in parts]
+            fitted = [self._fit(problem, budget, start, probe) for problem, start in parts]
         if self.members == 1:
             return fitted
         return [Ensemble(fitted[i : i + self.members]) for i in range(0, len(fitted), self.members)]
@@ -195,11 +205,11 @@ class Engine:
 
     # ---- how
 
-    def _fit(self, problem: Problem, budget: Budget, start: Method | None) -> Method:
+    def _fit(self, problem: Problem, budget: Budget, start: Method | None, probe: bool) -> Method:
         """One fit, or what its checkpoint holds."""
         began = time.perf_counter()
         job = self._job(problem, budget, start, len(self.fits))
-        watch = _Watch(self, job.path, job.budget.patience)
+        watch = _Watch(self, job.path, job.budget.patience, self._probe(job.method) if probe else None)
         if not job.is_finished:
             if job.method.trains:
                 self._train(job, watch)
@@ -229,6 +239,18 @@ class Engine:
             method.on_load_checkpoint(checkpoint)
             job.fit = checkpoint["fit"]
         return job
+
+    def _probe(self, method: Method) -> Callable[[], dict[str, float]] | None:
+        """What measures the method's gradients, on the same examples under the same noise every time."""
+        if "loss_terms" not in method.provides:
+            return None
+        seed = randomness.derive(self.seed, "probe", self._stage, len(self.fits))
+
+        def measure() -> dict[str, float]:
+            examples = next(iter(OnDevice(batches(method.problem.train, _PROBED, seed), self.device)))
+            return gradient_norms(method, examples, torch.Generator(self.device).manual_seed(seed))
+
+        return measure
 
     def _finish(self, job: _Job, steps: int, seconds: float) -> Method:
         """Keeps what the fit left: in the record, and in its checkpoint."""
@@ -360,8 +382,14 @@ class _Watch(pl.callbacks.Checkpoint):
     A Checkpoint, because Lightning calls those at an epoch's end after the method's own hook.
     """
 
-    def __init__(self, engine: Engine, path: Path | None, patience: int | None) -> None:
-        self.engine, self.path, self.patience = engine, path, patience
+    def __init__(
+        self,
+        engine: Engine,
+        path: Path | None,
+        patience: int | None,
+        probe: Callable[[], dict[str, float]] | None = None,
+    ) -> None:
+        self.engine, self.path, self.patience, self.probe = engine, path, patience, probe
         self.steps = 0
         self.earlier_seconds = 0.0
         self.best: dict[str, Tensor] | None = None
@@ -369,9 +397,11 @@ class _Watch(pl.callbacks.Checkpoint):
         self._began = self._saved = time.perf_counter()
         self._sums: dict[str, Tensor] = {}
         self._rows = 0
+        self._probed: dict[str, float] = {}
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._sums, self._rows = {}, 0
+        self._probed = self.probe() if self.probe else {}
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Batch, batch_idx: int
@@ -400,7 +430,7 @@ class _Watch(pl.callbacks.Checkpoint):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Method) -> None:  # type: ignore[override]
         row: dict[str, float] = {"epoch": trainer.current_epoch + 1}
-        row |= {name: (total / self._rows).item() for name, total in self._sums.items()}
+        row |= self._probed | {name: (total / self._rows).item() for name, total in self._sums.items()}
         row |= {name: value.item() for name, value in trainer.callback_metrics.items()}
         module.history.append(row)
         if self.patience is not None:

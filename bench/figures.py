@@ -39,12 +39,18 @@ def _renumbered(svg: str) -> str:
     return re.sub(names, lambda m: numbers.setdefault(m[0], f"{m[1]}{len(numbers)}"), svg)
 
 
-def heat_map(matrix: np.ndarray, title: str, row_title: str, column_title: str, colour_title: str) -> Any:
-    """A matrix of shares in [0, 1] with its numbers, rows from top to bottom, both counted from 1."""
+def heat_map(
+    matrix: np.ndarray, title: str | list[str], row_title: str, column_title: str, colour_title: str
+) -> Any:
+    """A matrix of shares in [0, 1] with its numbers, rows from top to bottom, both counted from 1.
+
+    NaN stays empty; a title may have several lines.
+    """
     values = [
         {"row": t, "column": s, "value": float(v)}
         for t, row in enumerate(matrix, 1)
         for s, v in enumerate(row, 1)
+        if np.isfinite(v)
     ]
     base = alt.Chart(
         alt.Data(values=values), title=title, width=60 * matrix.shape[1], height=40 * len(matrix)
@@ -59,8 +65,13 @@ def heat_map(matrix: np.ndarray, title: str, row_title: str, column_title: str, 
     return colour + base.mark_text().encode(text=alt.Text("value:Q", format=".3f"), color=shade)
 
 
-def lines(rows: Sequence[Row], title: str, x_title: str, y_title: str, chance: float | None = None) -> Any:
-    """One line per series over integer abscissae, values in [0, 1]; `chance` draws a level."""
+def lines(
+    rows: Sequence[Row], title: str | list[str], x_title: str, y_title: str, chance: float | None = None
+) -> Any:
+    """One line per series over integer abscissae, values in [0, 1]; `chance` draws a level.
+
+    A title may have several lines.
+    """
     values = [{"series": r.series, "x": r.x, "value": r.value} for r in rows]
     chart = (
         alt.Chart(alt.Data(values=values), title=title, width=360, height=240)
@@ -75,6 +86,58 @@ def lines(rows: Sequence[Row], title: str, x_title: str, y_title: str, chance: f
         return chart
     level = alt.Chart(alt.Data(values=[{"value": chance}]))
     return chart + level.mark_rule(strokeDash=[4, 4], color="grey").encode(y="value:Q")
+
+
+class Curve(NamedTuple):
+    """One run's values `(x, value)` in [0, 1]: a line of the `series` in a panel of this title."""
+
+    panel: str
+    series: str
+    points: Sequence[tuple[float, float]]
+
+
+def panels(
+    runs: Sequence[Curve],
+    x_title: str,
+    y_title: str,
+    chance: Mapping[str, float],
+    notes: Mapping[str, str] | None = None,
+) -> Any:
+    """Means over the runs of a series, with a band of one standard deviation, panels beside each other.
+
+    Args:
+        runs: All runs, in any order.
+        x_title: Of every panel.
+        y_title: Of every panel.
+        chance: Panel -> the level that guessing has.
+        notes: Panel -> a second line of its title.
+    """
+    names = sorted({run.series for run in runs})
+    colour = alt.Color("series:N", title=None, scale=alt.Scale(domain=names), legend=alt.Legend(labelLimit=0))
+
+    def panel(title: str) -> Any:
+        found: dict[tuple[str, float], list[float]] = {}
+        for run in runs:
+            if run.panel == title:
+                for x, value in run.points:
+                    found.setdefault((run.series, x), []).append(value)
+        values = []
+        for (series, x), of_runs in found.items():
+            mean, sd = float(np.mean(of_runs)), float(np.std(of_runs, ddof=1)) if len(of_runs) > 1 else 0.0
+            values.append({"series": series, "x": x, "mean": mean, "low": mean - sd, "high": mean + sd})
+        base = alt.Chart(alt.Data(values=values)).encode(
+            x=alt.X("x:Q", title=x_title, axis=alt.Axis(tickMinStep=1)), color=colour
+        )
+        axis = alt.Scale(domain=[0, 1])
+        band = base.mark_area(opacity=0.2, clip=True).encode(y=alt.Y("low:Q", scale=axis), y2="high:Q")
+        line = base.mark_line(point=True).encode(y=alt.Y("mean:Q", title=y_title, scale=axis))
+        level = alt.Chart(alt.Data(values=[{"level": chance[title]}]))
+        rule = level.mark_rule(strokeDash=[4, 4], color="grey").encode(y="level:Q")
+        note = (notes or {}).get(title)
+        chart = alt.layer(band, line, rule)
+        return chart.properties(title=[title, note] if note else title, width=360, height=240)
+
+    return alt.concat(*map(panel, sorted({run.panel for run in runs})), columns=2)
 
 
 class Band(NamedTuple):

@@ -1,4 +1,4 @@
-"""How the outputs of a network explain targets: categorical, Bernoulli, Gaussian."""
+"""How the outputs of a network explain targets: categorical, by several heads, Bernoulli, Gaussian."""
 
 from __future__ import annotations
 
@@ -27,6 +27,34 @@ class Categorical(Likelihood):
     def predict(self, outputs: Tensor) -> predictions.Categorical:
         """Class log-probabilities per sample."""
         return predictions.Categorical(outputs.log_softmax(-1))
+
+
+class MultiHead(Likelihood):
+    """Heads of as many classes each: outputs `[S, B, C]`, C classes counted head after head; targets `[B]`.
+
+    An example is explained by the head of its target alone, so that the log likelihood is that of a softmax
+    over this head's outputs. A prediction takes all heads for equally probable: the probability of a class is
+    its head's own divided by the number of heads, and conditioning on a head gives the head's own back.
+
+    Args:
+        heads: Number of heads.
+    """
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def _log_softmax(self, outputs: Tensor) -> Tensor:
+        return outputs.unflatten(-1, (self.heads, -1)).log_softmax(-1).flatten(-2)
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Log probability of the target class under its own head, `[S, B]`, in nats."""
+        index = targets.expand(outputs.shape[:-1])[..., None]
+        return self._log_softmax(outputs).gather(-1, index).squeeze(-1)
+
+    def predict(self, outputs: Tensor) -> predictions.Categorical:
+        """Class log-probabilities per sample, every head with the same share."""
+        return predictions.Categorical(self._log_softmax(outputs) - math.log(self.heads))
 
 
 class Bernoulli(Likelihood):

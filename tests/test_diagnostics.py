@@ -1,12 +1,25 @@
 """R-hat and effective sample size against arviz-stats, known processes, and chains that never move."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from arviz_stats.base import array_stats
+from conformance import problems
 
-from bench import diagnostics, predictions
-from bench.diagnostics import FROZEN, RHAT_LIMIT, effective_sample_size, mixed, prediction_rhat, split_rhat
+from bench import diagnostics, predictions, registry
+from bench.contract import Batch
+from bench.diagnostics import (
+    FROZEN,
+    RHAT_LIMIT,
+    effective_sample_size,
+    gradient_norms,
+    mixed,
+    prediction_rhat,
+    split_rhat,
+)
+from bench.methods.map import MAP
 
 
 def normal(*shape, seed=0):
@@ -155,3 +168,43 @@ def test_rhat_of_predictions():
     assert prediction_rhat(predictions.Bernoulli(odds), 3) == pytest.approx(expected)
     expected = split_rhat(logits).max()
     assert prediction_rhat(predictions.Gaussian(means, means.square()), 3) == pytest.approx(expected)
+
+
+# ---- gradient norms
+
+
+def test_gradient_norms_by_hand():
+    """Of softmax on the last layer: (p - onehot) h^T and p - onehot, summed; of the prior N(0.1, 0.8^2)."""
+    problem = replace(problems.mlp(), num_train=60)  # thrice the 20 examples of the batch
+    method = MAP(problem, MAP.settings_class())
+    batch = Batch(*problem.train.tensors)
+    found = gradient_norms(method, batch, torch.Generator())
+    hidden = method.network[:-1](batch.inputs)
+    last = method.network[-1]
+    gap = last(hidden).softmax(1) - torch.nn.functional.one_hot(batch.targets, 3)
+    likelihood = torch.cat([(gap.T @ hidden).flatten(), gap.sum(0)]).norm() * 3 / 60
+    weights = torch.cat([last.weight.flatten(), last.bias])
+    prior = ((weights - 0.1) / 0.8**2).norm() / 60
+    assert found == {
+        "likelihood_gradient": pytest.approx(likelihood.item(), rel=1e-5),
+        "prior_gradient": pytest.approx(prior.item(), rel=1e-5),
+    }
+    assert all(p.grad is None for p in method.parameters())
+
+
+@pytest.mark.parametrize(
+    "name", [n for n, e in registry.methods().items() if "loss_terms" in e.provides and e.cls.trains]
+)
+def test_gradient_norms_of_every_trained_method(name):
+    """Both finite, or none where other parameters than the network's are trained; no state changes."""
+    entry = registry.method(name)
+    problem = problems.mlp()
+    method = entry.cls(problem, registry.build(entry.cls.settings_class, dict(entry.fixed), "method"))
+    state = method.generator.get_state()
+    batch = Batch(*problem.train.tensors)
+    first, again = (gradient_norms(method, batch, torch.Generator().manual_seed(0)) for _ in range(2))
+    assert first == again
+    assert torch.equal(method.generator.get_state(), state)
+    assert first.keys() in ({"likelihood_gradient", "prior_gradient"}, set())
+    assert bool(first) == any(p.requires_grad for p in method.network.parameters())
+    assert all(np.isfinite(value) and value >= 0 for value in first.values())

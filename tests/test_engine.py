@@ -187,6 +187,27 @@ def test_history_weighs_batches_by_their_rows():
     torch.testing.assert_close(method.history[0]["loss"], expected, rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("cls", [MAP, MFVI])
+def test_probe_adds_gradient_norms_to_the_history_and_changes_nothing_else(cls):
+    plain, probed = make(cls), make(cls)
+    first, second = plain.fit(problems.mlp(), BUDGET), probed.fit(problems.mlp(), BUDGET, probe=True)
+    assert digest(first) == digest(second)
+    norms = {"likelihood_gradient", "prior_gradient"}
+    for row, more in zip(first.history, second.history, strict=True):
+        assert more.keys() - row.keys() == norms
+        assert {name: value for name, value in more.items() if name not in norms} == row
+    assert len({row["likelihood_gradient"] for row in second.history}) == BUDGET.epochs
+
+
+def test_probe_measures_at_the_start_of_an_epoch():
+    """At its own prior as start a KL has no gradient yet; after an epoch it has."""
+    engine, problem = make(), problems.mlp()
+    first = engine.fit(problem, BUDGET)
+    second = engine.fit(replace(problem, prior=first.as_prior()), BUDGET, start=first, probe=True)
+    assert second.history[0]["prior_gradient"] == pytest.approx(0, abs=1e-6)
+    assert second.history[1]["prior_gradient"] > 1e-4
+
+
 def test_divergence_names_stage_and_step():
     engine = make(toys.TurnsNaN, values={"at_step": 7})
     engine.stage("task 3", 3, 5)

@@ -6,11 +6,13 @@ import os
 import numpy as np
 import pytest
 import torch
+import toys
 
 import bench
 from bench import data, metrics, registry
 from bench.contract import Undefined
-from bench.predictions import Categorical
+from bench.coreset import k_center
+from bench.errors import UsageError
 from bench.runner import load_scores
 from bench.tasks.split_mnist import SPLIT, SplitMNIST
 
@@ -171,55 +173,10 @@ def test_shuffled_labels_score_chance():
 # ---- the protocol
 
 
-class Recorder:
-    """An engine that fits nothing and keeps what it was asked."""
-
-    def __init__(self):
-        self.problems, self.budgets, self.starts, self.inputs, self.stages, self.logged = (
-            [],
-            [],
-            [],
-            [],
-            [],
-            [],
-        )
-
-    def fit(self, problem, budget, start=None):
-        """Fits nothing."""
-        self.problems.append(problem)
-        self.budgets.append(budget)
-        self.starts.append(start)
-        return Fitted(len(self.problems))
-
-    def predict(self, method, inputs, num_samples):
-        """Every class alike."""
-        self.inputs.append(inputs)
-        return Categorical(torch.zeros(num_samples, len(inputs), 10).log_softmax(-1))
-
-    def log(self, *arguments):
-        """Keeps them."""
-        self.logged.append(arguments)
-
-    def stage(self, *arguments):
-        """Keeps them."""
-        self.stages.append(arguments)
-
-
-class Fitted:
-    """A fitted method that knows its number."""
-
-    def __init__(self, number):
-        self.number = number
-
-    def as_prior(self):
-        """Its name."""
-        return f"posterior {self.number}"
-
-
 @pytest.fixture(scope="module")
 def recorded():
     """What the sequential task on digits asks of an engine, and its arrays."""
-    engine = Recorder()
+    engine = toys.Recorder()
     return engine, make().run(engine)
 
 
@@ -246,8 +203,11 @@ def test_prior_of_a_step_is_the_posterior_of_the_step_before(recorded):
 def test_budget_and_stages(recorded):
     engine, arrays = recorded
     assert {(b.epochs, b.batch_size, b.patience) for b in engine.budgets} == {(10, 128, None)}
-    assert engine.stages == [(f"step {t}", t, 5) for t in range(1, 6)]
-    assert [(name, step) for name, _, step in engine.logged] == [("average_accuracy", t) for t in range(1, 6)]
+    assert engine.stages == [*((f"step {t}", t, 5) for t in range(1, 6)), ("after step 1", 5, 5)]
+    assert [(name, step) for name, _, step in engine.logged] == [
+        *(("average_accuracy", t) for t in range(1, 6)),
+        ("next_task_entropy", 1),
+    ]
     assert arrays.keys() == {"log_probs", "predicted"}
     assert arrays["log_probs"].shape == (355, 10)
     assert arrays["predicted"].shape == (4, 355)
@@ -257,9 +217,17 @@ def test_budget_and_stages(recorded):
 def test_predictions_are_on_the_whole_test_set_and_the_validation_sets_seen_so_far(recorded):
     engine, _ = recorded
     test = make().images.test_inputs
-    for step, inputs in enumerate(engine.inputs, 1):
+    assert engine.predictors == [1, 2, 3, 4, 5, 1]
+    for step, inputs in enumerate(engine.inputs[:5], 1):
         assert torch.equal(inputs[: len(test)], test)
         assert len(inputs) == len(test) + sum(len(p.val) for p in engine.problems[:step])
+
+
+def test_entropy_is_that_of_the_first_posterior_on_the_training_inputs_of_step_2(recorded):
+    """Of even predictions it is log 10; it comes last, where it shifts the draws of no other prediction."""
+    engine, _ = recorded
+    assert torch.equal(engine.inputs[5], engine.problems[1].train.tensors[0])
+    assert engine.logged[-1] == ("next_task_entropy", pytest.approx(math.log(10), rel=1e-6), 1)
 
 
 @pytest.mark.parametrize("order", ["sequential", "joint"])
@@ -280,11 +248,12 @@ def test_validation_is_the_last_tenth_of_each_class_and_disjoint(order):
 
 
 def test_joint_is_one_step_over_all_classes():
-    engine = Recorder()
+    engine = toys.Recorder()
     arrays = make(order="joint").run(engine)
     (problem,) = engine.problems
     assert set(problem.train.tensors[1].tolist()) == set(range(10))
     assert arrays.keys() == {"log_probs"}
+    assert engine.predictors == [1]
 
 
 def test_targets_are_the_published_test_labels():
@@ -292,6 +261,152 @@ def test_targets_are_the_published_test_labels():
     assert targets.keys() == {"labels"}
     assert targets["labels"].dtype == np.uint8
     np.testing.assert_array_equal(targets["labels"], make().images.test_labels)
+
+
+# ---- coresets
+
+
+@pytest.fixture(scope="module", params=["posterior", "initial"])
+def rehearsed(request):
+    """What the task with coresets asks of an engine, and the prior of the copies."""
+    engine = toys.Recorder()
+    values = {"coreset": "k_center", "coreset_size": 7, "coreset_epochs": 3, "coreset_prior": request.param}
+    make(**values).run(engine)
+    return engine, request.param
+
+
+def is_initial(prior, network):
+    """Whether a prior is N(0, 1)."""
+    parts = prior(dict(network.named_parameters())).values()
+    return all((p.mean == 0).all() and (p.variance == 1).all() for p in parts)
+
+
+def test_copies_are_trained_on_all_coresets_so_far(rehearsed):
+    """Fits 1, 3, 5, ... are the steps, 2, 4, 6, ... the copies: full batch, n the examples kept."""
+    engine, prior = rehearsed
+    assert len(engine.problems) == 10
+    assert {(b.epochs, b.batch_size) for b in engine.budgets[::2]} == {(10, 128)}
+    assert {(b.epochs, b.batch_size) for b in engine.budgets[1::2]} == {(3, None)}
+    for step, copy in enumerate(engine.problems[1::2], 1):
+        inputs, labels = copy.train.tensors
+        assert copy.num_train == len(inputs) == 7 * step
+        assert set(labels.tolist()) <= {c for pair in SPLIT[:step] for c in pair}
+        assert copy.val is None
+        if step > 1:
+            assert torch.equal(inputs[: 7 * (step - 1)], engine.problems[2 * step - 3].train.tensors[0])
+        if prior == "posterior":
+            assert copy.prior == f"posterior {2 * step - 1}"
+        else:
+            assert is_initial(copy.prior, copy.network())
+
+
+def test_copies_predict_and_are_thrown_away(rehearsed):
+    engine, _ = rehearsed
+    assert engine.predictors == [2, 4, 6, 8, 10, 1]
+    starts = [None if s is None else s.number for s in engine.starts]
+    assert starts == [None, 1, 1, 3, 3, 5, 5, 7, 7, 9]
+    assert [p.prior for p in engine.problems[2::2]] == [f"posterior {t}" for t in (1, 3, 5, 7)]
+
+
+@pytest.mark.parametrize("coreset", ["k_center", "random"])
+def test_coresets_are_taken_out_of_the_training_data(coreset):
+    plain, task = make(), make(coreset=coreset)
+    for step in range(5):
+        rows = task.rows(step)
+        assert len(rows.coreset) == len(set(rows.coreset.tolist())) == 40
+        assert torch.equal(torch.cat([rows.train, rows.coreset]).sort().values, plain.rows(step).train)
+        assert torch.equal(rows.val, plain.rows(step).val)
+        assert task.problem(step).num_train == len(rows.train) == len(task.problem(step).train)
+
+
+def test_farthest_points_are_those_of_the_training_inputs():
+    task, plain = make(coreset="k_center"), make()
+    train = plain.rows(3).train
+    chosen = k_center(plain.images.train_inputs[train].flatten(1), 40)
+    assert torch.equal(task.rows(3).coreset, train[chosen])
+    assert task.rows(3).coreset[0] == train[0]
+
+
+def test_random_coresets_are_the_same_in_every_run_and_differ_by_step():
+    task = make(coreset="random")
+    positions = [torch.searchsorted(make().rows(s).train, task.rows(s).coreset) for s in range(5)]
+    assert all(torch.equal(task.rows(s).coreset, make(coreset="random").rows(s).coreset) for s in range(5))
+    assert len({tuple(p.tolist()) for p in positions}) == 5
+
+
+def test_coreset_only_gives_every_step_the_first_prior():
+    """And still starts where the last step ended; the prior of the copies is the other setting's matter."""
+    engine = toys.Recorder()
+    make(coreset="random", coreset_size=3, coreset_only=True).run(engine)
+    network = engine.problems[0].network()
+    assert all(is_initial(p.prior, network) for p in engine.problems[::2])
+    assert [p.prior for p in engine.problems[1::2]] == [f"posterior {t}" for t in (1, 3, 5, 7, 9)]
+    assert [None if s is None else s.number for s in engine.starts[::2]] == [None, 1, 3, 5, 7]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"coreset_only": True}, "--task.coreset_only true: there is no coreset"),
+        ({"order": "joint", "coreset": "random"}, "--task.coreset random: joint training has all data"),
+        ({"coreset": "random", "coreset_size": 300}, "--task.coreset_size 300: step 1 has 26. training"),
+    ],
+)
+def test_coresets_that_make_no_sense_are_refused_in_one_line(values, message, tmp_path):
+    with pytest.raises(UsageError, match=message) as caught:
+        bench.run("mfvi", "split_digits", task_settings=values, out=tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_figures_and_identity_name_the_variant():
+    values = {"coreset": "k_center", "coreset_prior": "initial", "coreset_only": True}
+    choice = registry.choose("mfvi", "split_digits", task_values=values)
+    expected = "split_digits+coreset=k_center,coreset_prior=initial,coreset_only=true"
+    assert choice.task_identity == expected
+    arrays = arrays_of(*(forgets(t) for t in range(5)))
+    for chart in make(**values).figures(arrays).values():
+        assert "Coreset k_center, 40 a step, initial prior, coreset only" in chart.to_json()
+    for chart in make().figures(arrays).values():
+        assert "Coreset" not in chart.to_json()
+
+
+TINY = {"hidden": 4, "epochs": 1, "test_samples": 2, "coreset": "k_center", "coreset_size": 5}
+TINY |= {"coreset_epochs": 2}
+SEQUENTIAL = [n for n, e in registry.methods().items() if "sequential" in e.provides and n != "linear"]
+"""All but the conjugate one, which refuses classes."""
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=[] if m in ("mfvi", "ewc") else pytest.mark.slow) for m in SEQUENTIAL]
+)
+@pytest.mark.parametrize("prior", ["posterior", "initial"])
+def test_every_sequential_method_runs_with_coresets(method, prior, tmp_path):
+    values = {**TINY, "coreset_prior": prior}
+    record = bench.run(method, "split_digits", preset="smoke", task_settings=values, out=tmp_path).record
+    assert record.status == "completed"
+    copies = [fit for fit in record.fits if fit.stage.endswith(", coresets")]
+    assert len(copies) == len(record.fits) / 2 == 5 * record.method.members
+
+
+def test_stopped_run_with_coresets_goes_on_with_the_same_numbers(tmp_path):
+    def run(folder, *observers):
+        return bench.run(
+            "mfvi", "split_digits", task_settings=TINY, out=tmp_path / folder, observers=observers
+        )
+
+    def stop(event, values):
+        if event == "stage" and values["name"] == "step 3, coresets":
+            raise KeyboardInterrupt
+
+    whole = run("whole").record
+    with pytest.raises(KeyboardInterrupt):
+        run("stopped", stop)
+    fits = []
+    again = run("stopped", lambda event, values: fits.append(event) if event == "epoch" else None).record
+    assert again.provenance.arrays_digest == whole.provenance.arrays_digest
+    assert again.validation == whole.validation
+    assert len(fits) == 2 + 1 + 2 + 1 + 2  # the copy of step 3, then steps 4 and 5 with theirs
 
 
 # ---- the published pattern

@@ -11,6 +11,7 @@ import torch
 from bench.contract import Arrays, Batch, Noise, Prediction
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
+from bench.predictions import Categorical
 from bench.settings import Count, Whole, settings
 from bench.tasks import split_mnist
 from bench.tasks.split_mnist import SplitMNIST
@@ -93,6 +94,53 @@ class OnlyFirstStep(MFVI):
     def __init__(self, problem: Any, settings: Any, start: Any = None) -> None:
         super().__init__(problem, settings, start)
         self.trains = start is None
+
+
+class Recorder:
+    """An engine that fits nothing and keeps what it was asked; fitted methods are numbered from 1."""
+
+    def __init__(self) -> None:
+        self.problems: list[Any] = []
+        self.budgets: list[Any] = []
+        self.starts: list[Any] = []
+        self.inputs: list[torch.Tensor] = []
+        self.predictors: list[int] = []
+        self.stages: list[tuple[Any, ...]] = []
+        self.logged: list[tuple[Any, ...]] = []
+
+    def fit(self, problem: Any, budget: Any, start: Any = None, probe: bool = False) -> Any:
+        """Fits nothing."""
+        self.problems.append(problem)
+        self.budgets.append(budget)
+        self.starts.append(start)
+        return Fitted(len(self.problems))
+
+    def predict(self, method: Any, inputs: torch.Tensor, num_samples: int) -> Prediction:
+        """Of method 1 all classes are alike; of method k class k - 1 is likelier, to tell who predicted."""
+        self.inputs.append(inputs)
+        self.predictors.append(method.number)
+        outputs = torch.zeros(num_samples, len(inputs), 10)
+        outputs[..., (method.number - 1) % 10] = float(method.number > 1)
+        return Categorical(outputs.log_softmax(-1))
+
+    def log(self, *arguments: Any) -> None:
+        """Keeps them."""
+        self.logged.append(arguments)
+
+    def stage(self, *arguments: Any) -> None:
+        """Keeps them."""
+        self.stages.append(arguments)
+
+
+class Fitted:
+    """A fitted method that knows its number."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def as_prior(self) -> str:
+        """Its name."""
+        return f"posterior {self.number}"
 
 
 class OwnTask(SplitMNIST):

@@ -1,0 +1,295 @@
+"""What tasks of continual learning share: coresets in the protocol, and the measures of a matrix A[t, s].
+
+A[t, s] is the accuracy after step t on the test examples of step s, `[T, S]`, NaN where it was not measured.
+One row alone is joint training. Shapes: N examples, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from bench import coreset, figures, metrics, priors, randomness
+from bench.contract import (
+    Arrays,
+    Budget,
+    Engine,
+    Method,
+    Metric,
+    Metrics,
+    Prior,
+    Problem,
+    Row,
+    Undefined,
+)
+from bench.errors import UsageError
+
+
+class Coresets(Protocol):
+    """The settings of a task that say what is kept of its steps; every task documents its own."""
+
+    @property
+    def coreset(self) -> Literal["none", "k_center", "random"]:
+        """How the examples are chosen."""
+
+    @property
+    def coreset_size(self) -> int:
+        """Examples kept of every step."""
+
+    @property
+    def coreset_epochs(self) -> int:
+        """Full-batch epochs of the copy."""
+
+    @property
+    def coreset_prior(self) -> Literal["posterior", "initial"]:
+        """Prior of the copy."""
+
+    @property
+    def coreset_only(self) -> bool:
+        """Whether every step has the first prior."""
+
+
+def check(settings: Coresets) -> None:
+    """Refuses what would look like a coreset and be none.
+
+    Raises:
+        UsageError: In one line.
+    """
+    if settings.coreset_only and settings.coreset == "none":
+        raise UsageError(
+            "--task.coreset_only true: there is no coreset; give --task.coreset k_center or random"
+        )
+
+
+# ------------------------------------------------------------------------------------------------- data
+
+
+class Rows(NamedTuple):
+    """Where the training images of a step lie in the data set: indices, disjoint."""
+
+    train: Tensor
+    val: Tensor
+    coreset: Tensor
+
+
+def divide(inputs: Tensor, labels: Tensor, classes: Sequence[int], settings: Coresets, step: int = 0) -> Rows:
+    """Examples of some classes: the last 10% of each class for validation, a coreset, the rest to train on.
+
+    Args:
+        inputs: `[N, ...]`.
+        labels: `[N]`.
+        classes: The classes of the step.
+        settings: Of the task.
+        step: Seeds the choice at random, which is the same for all methods and seeds.
+
+    Raises:
+        UsageError: If the coreset would leave nothing to train on.
+    """
+    parts: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for c in classes:
+        rows = (labels == c).nonzero().squeeze(1)
+        cut = len(rows) - len(rows) // 10
+        for part, own in zip(parts, (rows[:cut], rows[cut:]), strict=True):
+            part.append(own)
+    train, val = (torch.cat(part).sort().values for part in parts)
+    if settings.coreset == "none":
+        return Rows(train, val, train[:0])
+    size = settings.coreset_size
+    if size >= len(train):
+        raise UsageError(
+            f"--task.coreset_size {size}: step {step + 1} has {len(train)} training examples in all"
+        )
+    points = inputs[train].flatten(1)
+    if settings.coreset == "k_center":
+        chosen = coreset.k_center(points, size)
+    else:
+        chosen = coreset.random(points, size, randomness.generator(0, "coreset", step))
+    is_left = torch.ones(len(train), dtype=torch.bool)
+    is_left[chosen] = False
+    return Rows(train[is_left], val, train[chosen])
+
+
+# --------------------------------------------------------------------------------------------- protocol
+
+
+def sequence(
+    engine: Engine,
+    pose: Callable[[int, Prior | None], Problem],
+    steps: int,
+    budget: Budget,
+    settings: Coresets,
+) -> Iterator[tuple[int, Problem, Method]]:
+    """Fits step after step, each from the last fit, with the last posterior as prior.
+
+    The epochs of the second keep the gradient norms of thesis 004, Fig. 5.1.
+
+    Args:
+        engine: Fits them.
+        pose: The problem of a step, counted from 0, under a prior; under the first one if None is given.
+        steps: How many.
+        budget: Of each.
+        settings: Of the task; with `coreset_only` every step has the first prior.
+
+    Yields:
+        Each step, its problem, and the method fitted to it.
+    """
+    method, prior = None, None
+    for step in range(steps):
+        engine.stage(f"step {step + 1}", step + 1, steps)
+        problem = pose(step, prior)
+        method = engine.fit(problem, budget, start=method, probe=step == 1)
+        prior = method.as_prior() if step + 1 < steps and not settings.coreset_only else None
+        yield step, problem, method
+
+
+def rehearse(
+    engine: Engine, method: Method, problem: Problem, kept: Sequence[TensorDataset], settings: Coresets
+) -> Method:
+    """The method that predicts where coresets are kept: a copy, trained on them, to be thrown away.
+
+    It starts at the method's posterior and trains full batch; the likelihood counts the examples kept.
+
+    Args:
+        engine: Fits the copy.
+        method: The method after a step.
+        problem: Of that step; its network and likelihood are the copy's.
+        kept: Coresets, of which the copy sees the union.
+        settings: Of the task.
+    """
+    union = TensorDataset(*(torch.cat(parts) for parts in zip(*(c.tensors for c in kept), strict=True)))
+    prior: Prior = method.as_prior() if settings.coreset_prior == "posterior" else priors.normal(0, 1)
+    problem = replace(problem, prior=prior, train=union, val=None, num_train=len(union))
+    return engine.fit(problem, Budget(settings.coreset_epochs), start=method)
+
+
+def log_next_task_entropy(engine: Engine, log_probs: Tensor) -> None:
+    """Keeps the mean entropy, in nats, of predictions after step 1 on the training inputs of step 2.
+
+    Args:
+        engine: Keeps it as `next_task_entropy`.
+        log_probs: Averaged over the samples, `[N, C]`.
+    """
+    engine.log("next_task_entropy", float(metrics.predictive_entropy(log_probs[None]).mean()), 1)
+
+
+# ---------------------------------------------------------------------------------------------- scoring
+
+
+def measures(joint: bool = False) -> dict[str, Metric]:
+    """What `scores` gives; of joint training the measures of forgetting are undefined."""
+    return {
+        "average_accuracy": Metric("mean over s of accuracy after the last step", "fraction", 1, 0),
+        "learning_accuracy": Metric("mean of A[t, t]", "fraction", 1, 0, may_be_undefined=joint),
+        "minimum_learning_accuracy": Metric("least A[t, t]", "fraction", 1, 0, may_be_undefined=joint),
+        "forgetting": Metric(
+            "mean over earlier s of best past accuracy minus last", "fraction", -1, 1, may_be_undefined=joint
+        ),
+        "backward_transfer": Metric(
+            "mean over earlier s of last accuracy minus A[s, s]", "fraction", 1, -1, may_be_undefined=joint
+        ),
+        "average_nll": Metric("mean over s of -log p(label) after the last step", "nats", 0, np.inf),
+    }
+
+
+def scores(matrix: np.ndarray, nlls: Sequence[float]) -> Metrics:
+    """The measures of A[t, s] `[T, S]` and of the NLL of every s after the last step `[S]`."""
+    found: Metrics = {"average_accuracy": float(matrix[-1].mean()), "average_nll": float(np.mean(nlls))}
+    if len(matrix) == 1:
+        reason = Undefined("joint training has one step")
+        names = ("learning_accuracy", "minimum_learning_accuracy", "forgetting", "backward_transfer")
+        return found | dict.fromkeys(names, reason)
+    diagonal = np.diag(matrix)
+    best_past = np.array([matrix[s:-1, s].max() for s in range(len(matrix) - 1)])
+    return found | {
+        "learning_accuracy": float(diagonal.mean()),
+        "minimum_learning_accuracy": float(diagonal.min()),
+        "forgetting": float((best_past - matrix[-1, :-1]).mean()),
+        "backward_transfer": float((matrix[-1, :-1] - diagonal[:-1]).mean()),
+    }
+
+
+def curves(matrix: np.ndarray, what: str) -> list[Row]:
+    """A[t, s] by t, and its average over the steps so far.
+
+    Args:
+        matrix: A[t, s].
+        what: What the examples of a step are called, in the singular.
+    """
+    rows = []
+    for t, accuracies in enumerate(matrix, 1):
+        measured = [(s, float(a)) for s, a in enumerate(accuracies, 1) if np.isfinite(a)]
+        rows += [Row("accuracy", f"{what} {s}", t, a) for s, a in measured]
+        seen = accuracies if len(matrix) == 1 else accuracies[:t]
+        rows.append(Row("accuracy", f"seen {what}s", t, float(seen.mean())))
+    return rows
+
+
+def charts(matrix: np.ndarray, what: str, chance: float, notes: Sequence[str] = ()) -> dict[str, Any]:
+    """A[t, s] as a heat map, and accuracy on what was seen so far against the step.
+
+    Args:
+        matrix: A[t, s].
+        what: As in `curves`.
+        chance: Accuracy of guessing.
+        notes: Further lines of both titles.
+    """
+    seen = [row for row in curves(matrix, what) if row.series == f"seen {what}s"]
+
+    def titled(title: str) -> str | list[str]:
+        return [title, *notes] if notes else title
+
+    heat_map = figures.heat_map(
+        matrix, titled("Test accuracy A[t, s]"), "after step t", f"on {what} s", "accuracy"
+    )
+    against_step = figures.lines(
+        seen, titled(f"Accuracy on the {what}s seen so far"), "step", "accuracy", chance=chance
+    )
+    return {"accuracy_matrix": heat_map, "accuracy_by_step": against_step}
+
+
+class Sequential(Protocol):
+    """What a comparison needs of a task."""
+
+    chance: float
+    """Accuracy of guessing."""
+
+    @property
+    def warning(self) -> str:
+        """What every figure must say; empty if nothing."""
+
+    def accuracy_matrix(self, arrays: Arrays) -> np.ndarray:
+        """A[t, s]."""
+
+
+def comparison(runs: Sequence[tuple[str, str, Sequential, Arrays]]) -> Any:
+    """Accuracy on what was seen so far against the step, as in thesis 004, Figs 5.2 and 5.3.
+
+    Args:
+        runs: Of each the name of its task, the name of its line, task and arrays. Runs of one line are seeds.
+    """
+    found = []
+    for name, line, task, arrays in runs:
+        matrix = task.accuracy_matrix(arrays)
+        points = [(float(t), float(row[:t].mean())) for t, row in enumerate(matrix, 1)]
+        if len(matrix) == 1:  # joint training, which has seen everything
+            points = [(float(matrix.shape[1]), float(matrix.mean()))]
+        found.append(figures.Curve(name, line, points))
+    chance = {name: task.chance for name, _, task, _ in runs}
+    notes = {name: task.warning for name, _, task, _ in runs}
+    return figures.panels(found, "step", "accuracy on the steps seen so far", chance, notes)
+
+
+def variant(settings: Coresets) -> list[str]:
+    """What a figure says of the coresets; nothing where there are none."""
+    if settings.coreset == "none":
+        return []
+    only = ", coreset only" if settings.coreset_only else ""
+    return [
+        f"Coreset {settings.coreset}, {settings.coreset_size} a step, {settings.coreset_prior} prior{only}"
+    ]

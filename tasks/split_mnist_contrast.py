@@ -1,0 +1,248 @@
+"""Contrast: pairs of classes in sequence, with the task told in test. Not a measure of sequential inference.
+
+Question: how well does one network tell the two classes of every pair apart, once it is told which pair?
+
+Protocol: the five steps of `tasks/split_mnist.py`, its data, network, priors and coresets. In test every
+image comes with its pair, and only the two classes of this pair compete.
+
+- `task_known_at_test`: trained single-headed, as in `tasks/split_mnist.py`: all ten classes compete in
+  training. The prediction is the single head's, conditioned on the pair.
+- `multi_head`: a head of two outputs per pair on a shared body; in training, too, an image is explained by
+  the head of its pair alone. With coresets there is a copy per pair, trained on this pair's coreset, which
+  predicts with this pair's head.
+
+Source: thesis 004, section 5.1 (Fig. 5.3), which shows them as inadequate; Zenke et al. 2017; Nguyen et al.
+2018.
+
+What would mislead: everything here, read as sequential inference. Who is told the pair need not know p(y | x)
+under all data, only p(y | x, pair): a network that takes every 0 for an 8 may still tell 0 from 1, so that a
+posterior that forgot scores like one that remembers. With a head per pair there are several functions that
+share weights, and to take the last posterior for the prior of the next step (eq. 5.6) does not follow from
+Bayes' rule.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from bench import continual, data, likelihoods, metrics, networks, priors
+from bench.contract import Arrays, Budget, Engine, Method, Metrics, Problem, Row, Spec, Task
+from bench.settings import Count, settings
+
+NAMES: dict[str, dict[str, object]] = {
+    f"split_{dataset}_{scenario}": {"dataset": dataset, "scenario": scenario}
+    for scenario in ("multi_head", "task_known_at_test")
+    for dataset in ("mnist", "fashion_mnist", "digits")
+}
+
+PRESETS: dict[str, dict[str, object]] = {
+    "smoke": {"epochs": 1, "test_samples": 4},
+    "paper": {"epochs": 120, "batch_size": None},
+}
+
+SPLIT = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
+PAIRS = len(SPLIT)
+
+WARNINGS = {
+    "multi_head": "No measure of sequential inference: a head per pair, and test tells the pair",
+    "task_known_at_test": "No measure of sequential inference: test tells which two classes compete",
+}
+
+
+@settings
+class Settings:
+    """Settings of split tasks that tell the pair in test."""
+
+    dataset: Literal["mnist", "fashion_mnist", "digits"]
+    """Images: fixed by the task's name."""
+    scenario: Literal["multi_head", "task_known_at_test"]
+    """Who is told the pair: training and test, or test alone; fixed by the task's name."""
+    hidden: Count = 256
+    """Units in each of the two hidden layers, at least 1."""
+    epochs: Count = 10
+    """Epochs per step, at least 1."""
+    batch_size: Count | None = 128
+    """Examples per training step, at least 1; null is full batch."""
+    test_samples: Count = 100
+    """Weight samples S per prediction, at least 1."""
+    coreset: Literal["none", "k_center", "random"] = "none"
+    """Examples kept of every step: none, far from each other in pixels, or drawn at random."""
+    coreset_size: Count = 40
+    """Examples kept of every step, at least 1; they are not trained on in that step."""
+    coreset_epochs: Count = 120
+    """Full-batch epochs of a copy that predicts, at least 1; published: as many as a step has, 120."""
+    coreset_prior: Literal["posterior", "initial"] = "posterior"
+    """Prior of a copy that predicts: the posterior that it starts from, or N(0, 1)."""
+    coreset_only: bool = False
+    """Every step's prior is N(0, 1), so that nothing but coresets and starting weights is carried on."""
+
+
+class SplitMNISTContrast(Task):
+    """Five pairs of classes in sequence, the pair told in test: no measure of sequential inference."""
+
+    settings_class = Settings
+    settings: Settings
+    chance = 1 / 2
+
+    def __init__(self, settings: Settings, data_dir: str | None = None) -> None:
+        super().__init__(settings, data_dir)
+        continual.check(settings)
+        self._rows: dict[int, continual.Rows] = {}
+
+    @property
+    def spec(self) -> Spec:
+        """What is measured; never ranked."""
+        return Spec(
+            question="How well are two classes told apart, once it is known which two?",
+            source="thesis 004, section 5.1, as an inadequate evaluation",
+            version=1,
+            metrics=continual.measures(),
+            main_metric="average_accuracy",
+            requires=frozenset({"sequential"}),
+            ranked=False,
+            validation_metric="average_accuracy",
+        )
+
+    @property
+    def warning(self) -> str:
+        """What every figure says."""
+        return WARNINGS[self.settings.scenario]
+
+    # ---- data
+
+    @property
+    def images(self) -> data.Images:
+        """The data set, read once."""
+        if not hasattr(self, "_images"):
+            self._images = data.load(self.settings.dataset, self.data_dir)
+        return self._images
+
+    def data_digest(self) -> str:
+        """Digest of the raw images and labels."""
+        return self.images.digest
+
+    def rows(self, step: int) -> continual.Rows:
+        """Where the examples of a step lie among the training images."""
+        if step not in self._rows:
+            inputs, labels = self.images.train_inputs, self.images.train_labels
+            self._rows[step] = continual.divide(inputs, labels, SPLIT[step], self.settings, step)
+        return self._rows[step]
+
+    def examples(self, rows: Tensor) -> TensorDataset:
+        """Training images and their labels."""
+        return TensorDataset(self.images.train_inputs[rows], self.images.train_labels[rows])
+
+    # ---- protocol
+
+    def problem(self, step: int = 0, prior: Any = None) -> Problem:
+        """The problem of a step; its prior is N(0, 1) unless one is given."""
+        rows = self.rows(step)
+        train, val = self.examples(rows.train), self.examples(rows.val)
+        units = self.settings.hidden
+        pixels = self.images.train_inputs[0].numel()
+        network = partial(networks.mlp, pixels, 2 * PAIRS, (units, units))  # head s: outputs 2s and 2s + 1
+        multi_head = self.settings.scenario == "multi_head"
+        likelihood = likelihoods.MultiHead(PAIRS) if multi_head else likelihoods.Categorical()
+        return Problem(network, likelihood, prior or priors.normal(0, 1), train, val, len(train))
+
+    def run(self, engine: Engine) -> Arrays:
+        """Within every pair the class predicted after every step, and log-probabilities after the last."""
+        own = self.settings
+        predicted, seen, kept = [], [], []
+        budget = Budget(own.epochs, own.batch_size)
+        for step, problem, method in continual.sequence(engine, self.problem, PAIRS, budget, own):
+            if step == 0:
+                first = method
+            if own.coreset != "none":
+                kept.append(self.examples(self.rows(step).coreset))
+            seen.append(self.examples(self.rows(step).val))
+            inputs = torch.cat([self.images.test_inputs, *(val.tensors[0] for val in seen)])
+            log_probs = self.predict(engine, method, problem, kept, inputs)
+            log_probs, *held_out = log_probs.split([len(self.images.test_inputs), *map(len, seen)])
+            right = [
+                (p[:, s].argmax(1) == val.tensors[1] - SPLIT[s][0]).double().mean()
+                for s, (p, val) in enumerate(zip(held_out, seen, strict=True))
+            ]
+            engine.log("average_accuracy", float(torch.stack(right).mean()), step + 1)
+            predicted.append(log_probs.argmax(2))
+        engine.stage("after step 1", PAIRS, PAIRS)
+        upcoming = self.predict(engine, first, problem, [], self.images.train_inputs[self.rows(1).train])
+        continual.log_next_task_entropy(engine, upcoming[:, 1])
+        return {
+            "log_probs": metrics.store(log_probs),
+            "predicted": torch.stack(predicted[:-1]).byte().numpy(),
+        }
+
+    def predict(
+        self, engine: Engine, method: Method, problem: Problem, kept: list[TensorDataset], inputs: Tensor
+    ) -> Tensor:
+        """Log-probabilities within every pair, `[N, 5, 2]`: which pair is an input's own, scoring knows.
+
+        Args:
+            engine: Predicts.
+            method: The method after a step.
+            problem: Of that step.
+            kept: Coresets of the steps so far, if any.
+            inputs: `[N, ...]`.
+        """
+        own = self.settings
+
+        def within_pairs(predictor: Method) -> Tensor:
+            log_probs = engine.predict(predictor, inputs, own.test_samples).average()
+            return log_probs.unflatten(1, (PAIRS, 2)).log_softmax(2)
+
+        if not kept:
+            return within_pairs(method)
+        if own.scenario == "task_known_at_test":
+            engine.stage(f"step {len(kept)}, coresets", len(kept), PAIRS)
+            return within_pairs(continual.rehearse(engine, method, problem, kept, own))
+        log_probs = within_pairs(method)
+        for s, coreset in enumerate(kept):
+            engine.stage(f"step {len(kept)}, coreset {s + 1}", len(kept), PAIRS)
+            copy = continual.rehearse(engine, method, problem, [coreset], own)
+            log_probs[:, s] = within_pairs(copy)[:, s]
+        return log_probs
+
+    def targets(self) -> Arrays:
+        """Test labels `[N]`."""
+        return {"labels": self.images.test_labels.byte().numpy()}
+
+    # ---- scoring
+
+    @staticmethod
+    def accuracy_matrix(arrays: Arrays) -> np.ndarray:
+        """A[t, s], accuracy after step t on pair s among its two classes, `[5, 5]`."""
+        labels = arrays["labels"]
+        last = metrics.restore(arrays["log_probs"]).argmax(2)
+        pairs = [np.isin(labels, pair) for pair in SPLIT]
+        return np.array(
+            [
+                [metrics.accuracy(p[rows, s], labels[rows] % 2) for s, rows in enumerate(pairs)]
+                for p in [*arrays["predicted"], last]
+            ]
+        )
+
+    def score(self, arrays: Arrays) -> Metrics:
+        """Accuracies from the matrix A[t, s], and the NLL after the last step."""
+        labels = arrays["labels"]
+        log_probs = metrics.restore(arrays["log_probs"])
+        nlls = [
+            metrics.negative_log_likelihood(log_probs[rows, s], labels[rows] % 2)
+            for s, rows in enumerate(np.isin(labels, pair) for pair in SPLIT)
+        ]
+        return continual.scores(self.accuracy_matrix(arrays), nlls)
+
+    def curves(self, arrays: Arrays) -> list[Row]:
+        """A[t, s] by step and pair, and the average over the pairs seen so far."""
+        return continual.curves(self.accuracy_matrix(arrays), "pair")
+
+    def figures(self, arrays: Arrays) -> dict[str, Any]:
+        """The matrix A[t, s], and accuracy on the pairs seen so far against the step, each with a warning."""
+        notes = [self.warning, *continual.variant(self.settings)]
+        return continual.charts(self.accuracy_matrix(arrays), "pair", self.chance, notes)

@@ -1,0 +1,139 @@
+"""What tasks of continual learning share: the division of the data, and measures of a triangular matrix."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import bench
+from bench import cli, continual
+from bench.errors import UsageError
+from bench.runner import load_scores
+
+
+def settings(**values):
+    """Settings of coresets; none are kept but for `values`."""
+    standard = {"coreset": "none", "coreset_size": 3, "coreset_epochs": 1}
+    return SimpleNamespace(**standard | {"coreset_prior": "posterior", "coreset_only": False} | values)
+
+
+LABELS = torch.tensor([0, 1] * 20 + [2] * 25)
+INPUTS = torch.randn(65, 1, 2, 3, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("coreset", ["none", "k_center", "random"])
+def test_division_is_of_all_examples_of_the_classes(coreset):
+    train, val, kept = continual.divide(INPUTS, LABELS, (0, 2), settings(coreset=coreset))
+    of_classes = (LABELS != 1).nonzero().squeeze(1)
+    assert torch.equal(torch.cat([train, val, kept]).sort().values, of_classes)
+    assert val.tolist() == [36, 38, 63, 64]  # the last 2 of 20, the last 2 of 25
+    assert len(kept) == (0 if coreset == "none" else 3)
+    assert torch.equal(train, train.sort().values)
+
+
+def test_coreset_must_leave_something_to_train_on():
+    assert len(continual.divide(INPUTS, LABELS, (0,), settings(coreset="random", coreset_size=17)).train) == 1
+    message = "--task.coreset_size 18: step 3 has 18 training examples in all"
+    for coreset in ("random", "k_center"):
+        with pytest.raises(UsageError, match=message):
+            continual.divide(INPUTS, LABELS, (0,), settings(coreset=coreset, coreset_size=18), step=2)
+
+
+def test_size_means_nothing_without_a_coreset():
+    assert len(continual.divide(INPUTS, LABELS, (0,), settings(coreset_size=10**6)).train) == 18
+
+
+TRIANGLE = np.array([[0.5, np.nan, np.nan], [0.75, 1.0, np.nan], [0.25, 0.5, 0.75]])
+
+
+def test_measures_of_a_triangle_by_hand():
+    """No measure looks at s > t."""
+    scores = continual.scores(TRIANGLE, [1.0, 2.0, 6.0])
+    assert scores.keys() == continual.measures().keys()
+    assert scores == {
+        "average_accuracy": pytest.approx(0.5),
+        "average_nll": pytest.approx(3.0),
+        "learning_accuracy": pytest.approx(0.75),
+        "minimum_learning_accuracy": 0.5,
+        "forgetting": pytest.approx((0.5 + 0.5) / 2),
+        "backward_transfer": pytest.approx((-0.25 - 0.5) / 2),
+    }
+
+
+def test_curves_leave_out_what_was_not_measured():
+    rows = continual.curves(TRIANGLE, "part")
+    assert [(r.series, r.x, r.value) for r in rows] == [
+        ("part 1", 1, 0.5),
+        ("seen parts", 1, 0.5),
+        ("part 1", 2, 0.75),
+        ("part 2", 2, 1.0),
+        ("seen parts", 2, 0.875),
+        ("part 1", 3, 0.25),
+        ("part 2", 3, 0.5),
+        ("part 3", 3, 0.75),
+        ("seen parts", 3, 0.5),
+    ]
+
+
+def test_charts_say_their_notes_and_leave_out_what_was_not_measured():
+    for chart in continual.charts(TRIANGLE, "part", 0.5, ["this is a note"]).values():
+        text = chart.to_json()
+        assert "this is a note" in text
+        assert "NaN" not in text
+        json.loads(text)
+    cells = continual.charts(TRIANGLE, "part", 0.5)["accuracy_matrix"].to_dict()["layer"][0]["data"]["values"]
+    assert len(cells) == 6
+
+
+# ---- several runs in one figure
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs in a second each: two seeds, a variant, a contrast task, joint training."""
+    folder = tmp_path_factory.mktemp("runs")
+    few = {"epochs": 1, "test_samples": 2, "hidden": 4}
+    chosen = [
+        ("split_digits", 0, {}),
+        ("split_digits", 1, {}),
+        ("split_digits", 0, {"coreset": "random", "coreset_epochs": 1}),
+        ("split_digits", 0, {"order": "joint"}),
+        ("split_digits_multi_head", 0, {}),
+    ]
+    return [
+        str(bench.run("map", task, seed=seed, task_settings=few | values, out=folder).directory)
+        for task, seed, values in chosen
+    ]
+
+
+def test_comparison_has_a_panel_per_task_and_a_line_per_variant(runs, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["figures", "continual", *runs]) == 0
+    assert capsys.readouterr().out.split() == ["figures/continual.svg", "figures/continual.png"]
+    text = Path("figures/continual.svg").read_text()
+    for word in ("split_digits", "split_digits_multi_head", "No measure of sequential inference"):
+        assert word in text
+    assert "coreset=random" in text
+    assert "order=joint" in text
+
+
+def test_band_is_over_the_seeds_of_a_line(runs):
+    loaded = [load_scores(Path(run)) for run in runs[:2]]
+    chart = continual.comparison([("a", "b", task, arrays) for task, arrays in loaded]).to_dict()
+    values = chart["concat"][0]["layer"][0]["data"]["values"]
+    seen = np.array(
+        [[row[:t].mean() for t, row in enumerate(task.accuracy_matrix(a), 1)] for task, a in loaded]
+    )
+    np.testing.assert_allclose([v["mean"] for v in values], seen.mean(0))
+    np.testing.assert_allclose([v["high"] - v["mean"] for v in values], seen.std(0, ddof=1), atol=1e-12)
+    assert [v["x"] for v in values] == [1, 2, 3, 4, 5]
+
+
+def test_runs_of_other_tasks_are_refused_in_one_line(tmp_path, capsys):
+    values = {"depth": 1, "repetitions": 1, "epochs": 1}
+    run = bench.run("map", "iris_depth", preset="smoke", task_settings=values, out=tmp_path).directory
+    assert cli.main(["figures", "continual", str(run)]) == 2
+    assert "iris_depth, which is no task of continual learning" in capsys.readouterr().err
