@@ -84,8 +84,8 @@ def test_charts_say_their_notes_and_leave_out_what_was_not_measured():
         assert "this is a note" in text
         assert "NaN" not in text
         json.loads(text)
-    cells = continual.charts(TRIANGLE, "part", 0.5)["accuracy_matrix"].to_dict()["layer"][0]["data"]["values"]
-    assert len(cells) == 6
+    heat_map = continual.charts(TRIANGLE, "part", 0.5)["accuracy_matrix"].to_dict()
+    assert len(heat_map["data"]["values"]) == 6
 
 
 # ---- several runs in one figure

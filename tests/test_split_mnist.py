@@ -356,7 +356,7 @@ def test_coresets_that_make_no_sense_are_refused_in_one_line(values, message, tm
     with pytest.raises(UsageError, match=message) as caught:
         bench.run("mfvi", "split_digits", task_settings=values, out=tmp_path)
     assert "\n" not in str(caught.value)
-    assert not list(tmp_path.iterdir())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_figures_and_identity_name_the_variant():
