@@ -147,7 +147,7 @@ def test_user_s_own_method_and_task_run_load_and_show(tmp_path):
 
 def test_number_that_is_not_finite_stays_out_of_the_record_and_in_the_curves(tmp_path):
     done = run(tmp_path, "map", "toys:LogsInfinity")
-    assert done.record.validation.keys() == {"average_accuracy"}
+    assert done.record.validation.keys() == {"average_accuracy", "next_task_entropy"}
     assert "nll (validation),fit,0.0,inf" in (done.directory / "curves.csv").read_text()
 
 
@@ -206,7 +206,7 @@ def test_second_process_on_a_directory_is_refused(tmp_path, force):
             refused.append(str(caught.value))
 
     done = run(tmp_path, observers=(second,))
-    assert len(refused) == 5
+    assert len(refused) == 6
     assert sorted(path.name for path in done.directory.iterdir()) == FILES
 
 
