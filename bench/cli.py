@@ -286,7 +286,7 @@ def _compare_continual(arguments: list[str]) -> None:
     parser.add_argument("RUN", nargs="+", type=str, help="directory of a run or committed record")
     parser.add_argument("--to", type=str, default="figures", help="folder of the figure")
     chosen = parser.parse_args(arguments)
-    runs = []
+    runs: list[Any] = []
     for name in chosen.RUN:
         record = read_record(Path(name))
         task, arrays = load_scores(Path(name))
