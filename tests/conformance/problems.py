@@ -123,12 +123,35 @@ def linear() -> Problem:
     return replace(known_noise(), network=linear_network)
 
 
+def pixels() -> Problem:
+    """The problem from images with pixels in [0, 1]."""
+    problem = cnn()
+    train, val = (TensorDataset(d.tensors[0].sigmoid(), d.tensors[1]) for d in (problem.train, problem.val))
+    return replace(problem, train=train, val=val)
+
+
+def pixel_line() -> Problem:
+    """A slope and an intercept for two classes from one pixel."""
+    problem = straight_line()
+    train, val = (
+        TensorDataset(x.sigmoid(), (y[:, 0] > 0).float())
+        for x, y in (d.tensors for d in (problem.train, problem.val))
+    )
+    return replace(problem, likelihood=likelihoods.Bernoulli(), train=train, val=val)
+
+
 PROBLEMS = {"mlp": mlp, "cnn": cnn, "regression": regression}
-UNUSUAL = {"residual": residual, "large": large, "known_noise": known_noise, "linear": linear}
+UNUSUAL = {
+    "residual": residual,
+    "large": large,
+    "known_noise": known_noise,
+    "linear": linear,
+    "pixels": pixels,
+}
 INSTEAD = {
-    "mlp": ("linear",),
-    "cnn": ("linear",),
-    "regression": ("known_noise", "linear"),
+    "mlp": ("linear", "pixels"),
+    "cnn": ("linear", "pixels"),
+    "regression": ("known_noise", "linear", "pixels"),
 }
 """What a method that refuses a problem is tried on in its place."""
 
