@@ -275,18 +275,20 @@ def _figures(arguments: list[str]) -> None:
 
 def _compare_continual(arguments: list[str]) -> None:
     from bench import continual, figures
-    from bench.records import read_record
+    from bench.records import read_curves, read_record
     from bench.runner import load_scores
 
     parser = _Parser(
         "bench figures continual",
         description="Accuracy on the steps seen so far against the step: a panel per task, a line per method "
-        "and variant, a band of one standard deviation over its seeds.",
+        "and variant, a band of one standard deviation over its seeds. And the gradients of step 2, epoch by "
+        "epoch, of runs that kept them.",
     )
     parser.add_argument("RUN", nargs="+", type=str, help="directory of a run or committed record")
-    parser.add_argument("--to", type=str, default="figures", help="folder of the figure")
+    parser.add_argument("--to", type=str, default="figures", help="folder of the figures")
     chosen = parser.parse_args(arguments)
     runs: list[Any] = []
+    curves = []
     for name in chosen.RUN:
         record = read_record(Path(name))
         task, arrays = load_scores(Path(name))
@@ -295,7 +297,9 @@ def _compare_continual(arguments: list[str]) -> None:
         settings = record.task.identity.removeprefix(record.task.name).removeprefix("+")
         line = ", ".join([record.method.identity, *([settings] if settings else [])])
         runs.append((record.task.name, line, task, arrays))
-    for path in figures.save({"continual": continual.comparison(runs)}, Path(chosen.to)):
+        curves.append((record.task.name, line, read_curves(Path(name))))
+    charts = {"accuracy": continual.comparison(runs), "gradients": continual.gradients(curves)}
+    for path in figures.save({name: c for name, c in charts.items() if c is not None}, Path(chosen.to)):
         output.print(str(path), soft_wrap=True)
 
 

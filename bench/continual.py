@@ -285,6 +285,37 @@ def comparison(runs: Sequence[tuple[str, str, Sequential, Arrays]]) -> Any:
     return figures.panels(found, "step", "accuracy on the steps seen so far", chance, notes)
 
 
+def gradients(runs: Sequence[tuple[str, str, Sequence[Row]]]) -> Any | None:
+    """What pulled at the last layer in every epoch of step 2, as in thesis 004, Fig. 5.1.
+
+    The prior term has no gradient where the second fit starts, at the optimum of that term, for the methods
+    whose posterior is their next prior; so the share begins there at 0.
+
+    Args:
+        runs: Of each the name of its task, the name of its line, and its curves. Runs of one line are seeds.
+
+    Returns:
+        Norms of both terms, and prior over likelihood; None if no run has them.
+    """
+    found = []
+    for name, line, rows in runs:
+        norms = {
+            curve: {row.x: row.value for row in rows if (row.curve, row.series) == (curve, "step 2")}
+            for curve in ("likelihood_gradient", "prior_gradient")
+        }
+        likelihood, prior = norms["likelihood_gradient"], norms["prior_gradient"]
+        series = f"{name}: {line}"
+        if likelihood:
+            found += [
+                figures.Curve("Likelihood term", series, list(likelihood.items())),
+                figures.Curve("Prior term", series, list(prior.items())),
+                figures.Curve(
+                    "Prior over likelihood", series, [(x, prior[x] / v) for x, v in likelihood.items() if v > 0]
+                ),
+            ]
+    return figures.panels(found, "epoch of step 2", "norm, or ratio of norms, at its start") if found else None
+
+
 def variant(settings: Coresets) -> list[str]:
     """What a figure says of the coresets; nothing where there are none."""
     if settings.coreset == "none":

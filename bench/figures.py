@@ -89,7 +89,7 @@ def lines(
 
 
 class Curve(NamedTuple):
-    """One run's values `(x, value)` in [0, 1]: a line of the `series` in a panel of this title."""
+    """One run's values `(x, value)`: a line of the `series` in a panel of this title."""
 
     panel: str
     series: str
@@ -100,7 +100,7 @@ def panels(
     runs: Sequence[Curve],
     x_title: str,
     y_title: str,
-    chance: Mapping[str, float],
+    chance: Mapping[str, float] | None = None,
     notes: Mapping[str, str] | None = None,
 ) -> Any:
     """Means over the runs of a series, with a band of one standard deviation, panels beside each other.
@@ -109,7 +109,7 @@ def panels(
         runs: All runs, in any order.
         x_title: Of every panel.
         y_title: Of every panel.
-        chance: Panel -> the level that guessing has.
+        chance: Panel -> the level that guessing has, where values are shares in [0, 1].
         notes: Panel -> a second line of its title.
     """
     names = sorted({run.series for run in runs})
@@ -128,13 +128,15 @@ def panels(
         base = alt.Chart(alt.Data(values=values)).encode(
             x=alt.X("x:Q", title=x_title, axis=alt.Axis(tickMinStep=1)), color=colour
         )
-        axis = alt.Scale(domain=[0, 1])
+        axis = alt.Scale(domain=[0, 1]) if chance else alt.Scale(zero=True)
         band = base.mark_area(opacity=0.2, clip=True).encode(y=alt.Y("low:Q", scale=axis), y2="high:Q")
         line = base.mark_line(point=True).encode(y=alt.Y("mean:Q", title=y_title, scale=axis))
-        level = alt.Chart(alt.Data(values=[{"level": chance[title]}]))
-        rule = level.mark_rule(strokeDash=[4, 4], color="grey").encode(y="level:Q")
+        layers = [band, line]
+        if chance:
+            level = alt.Chart(alt.Data(values=[{"level": chance[title]}]))
+            layers.append(level.mark_rule(strokeDash=[4, 4], color="grey").encode(y="level:Q"))
         note = (notes or {}).get(title)
-        chart = alt.layer(band, line, rule)
+        chart = alt.layer(*layers)
         return chart.properties(title=[title, note] if note else title, width=360, height=240)
 
     return alt.concat(*map(panel, sorted({run.panel for run in runs})), columns=2)

@@ -207,6 +207,23 @@ def write_curves(directory: Path, rows: Iterable[Row]) -> None:
     write(directory / "curves.csv", text.getvalue().encode())
 
 
+def read_curves(directory: Path) -> list[Row]:
+    """Reads `curves.csv`.
+
+    Raises:
+        UsageError: If there is none or it is not of that form.
+    """
+    path = directory / "curves.csv"
+    try:
+        with path.open(newline="") as file:
+            header, *rows = csv.reader(file)
+            if tuple(header) != Row._fields:
+                raise ValueError(f"the header is not {','.join(Row._fields)}")
+            return [Row(curve, series, float(x), float(value)) for curve, series, x, value in rows]
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
+
+
 Scores = tuple[dict[str, float | None], dict[str, str]]
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import bench
-from bench import cli, continual
+from bench import cli, continual, records
+from bench.contract import Row
 from bench.errors import UsageError
 from bench.runner import load_scores
 
@@ -112,8 +113,8 @@ def runs(tmp_path_factory):
 def test_comparison_has_a_panel_per_task_and_a_line_per_variant(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["figures", "continual", *runs]) == 0
-    assert capsys.readouterr().out.split() == ["figures/continual.svg", "figures/continual.png"]
-    text = Path("figures/continual.svg").read_text()
+    assert capsys.readouterr().out.split() == ["figures/accuracy.svg", "figures/accuracy.png", "figures/gradients.svg", "figures/gradients.png"]
+    text = Path("figures/accuracy.svg").read_text()
     for word in ("split_digits", "split_digits_multi_head", "No measure of sequential inference"):
         assert word in text
     assert "coreset=random" in text
@@ -130,6 +131,25 @@ def test_band_is_over_the_seeds_of_a_line(runs):
     np.testing.assert_allclose([v["mean"] for v in values], seen.mean(0))
     np.testing.assert_allclose([v["high"] - v["mean"] for v in values], seen.std(0, ddof=1), atol=1e-12)
     assert [v["x"] for v in values] == [1, 2, 3, 4, 5]
+
+
+def test_gradients_are_of_step_2_and_their_ratio_is_of_each_seed(tmp_path):
+    def rows(likelihood, prior):
+        return [
+            Row(f"{term}_gradient", step, x, value * (1 if step == "step 2" else 100))
+            for step in ("step 2", "step 3")
+            for term, values in (("likelihood", likelihood), ("prior", prior))
+            for x, value in enumerate(values, 1)
+        ]
+
+    records.write_curves(tmp_path, rows([4, 2], [0, 1]))
+    seeds = [records.read_curves(tmp_path), rows([2, 2], [0, 3])]
+    chart = continual.gradients([("task", "line", rows) for rows in seeds]).to_dict()
+    panels = {panel["title"]: panel["data"]["values"] for panel in chart["concat"]}
+    expected = {"Likelihood term": [3, 2], "Prior term": [0, 2], "Prior over likelihood": [0, 1]}
+    assert {title: [v["mean"] for v in values] for title, values in panels.items()} == expected
+    assert panels["Prior over likelihood"][1]["high"] == pytest.approx(1 + np.std([0.5, 1.5], ddof=1))
+    assert continual.gradients([("task", "line", [Row("accuracy", "pair 1", 1, 0.5)])]) is None
 
 
 def test_runs_of_other_tasks_are_refused_in_one_line(tmp_path, capsys):

@@ -198,7 +198,7 @@ def test_gradient_norms_by_hand():
 def test_gradient_norms_of_every_trained_method(name):
     """Both finite, or none where other parameters than the network's are trained; no state changes."""
     entry = registry.method(name)
-    problem = problems.mlp()
+    problem = problems.pixels()
     method = entry.cls(problem, registry.build(entry.cls.settings_class, dict(entry.fixed), "method"))
     state = method.generator.get_state()
     batch = Batch(*problem.train.tensors)
