@@ -232,7 +232,7 @@ def _list(arguments: list[str]) -> None:
     if kind != "tasks":
         table = Table(title="Methods", title_justify="left")
         for column in ("name", "what it is", "capabilities"):
-            table.add_column(column)
+            table.add_column(column, no_wrap=column == "name", overflow="fold")
         for name, entry in registry.methods().items():
             able = [capability for capability in CAPABILITIES if capability in entry.provides]
             table.add_row(name, entry.summary, ", ".join(able))
@@ -240,7 +240,7 @@ def _list(arguments: list[str]) -> None:
     if kind != "methods":
         table = Table(title="Tasks", title_justify="left")
         for column in ("name", "what it asks", "main metric", "needs", "ranked"):
-            table.add_column(column)
+            table.add_column(column, no_wrap=column == "name", overflow="fold")
         for name, entry in registry.tasks().items():
             spec = entry.cls(registry.build(entry.cls.settings_class, dict(entry.fixed), "task")).spec
             needs = ", ".join(sorted(spec.requires)) or "-"

@@ -43,6 +43,8 @@ Step = Callable[[], None]
 NUM_TRAIN = 60_000
 NETWORKS = {
     "MLP 784-400-400-10": (partial(networks.mlp, 784, 10, (400, 400)), 128),
+    "MLP 784-256-256-10": (partial(networks.mlp, 784, 10, (256, 256)), 128),
+    "MLP 784-100-100-10": (partial(networks.mlp, 784, 10, (100, 100)), 256),
     "LeNet": (networks.lenet, 64),
 }
 SAMPLES = (1, 8)

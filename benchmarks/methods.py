@@ -53,7 +53,7 @@ def problem(name: str) -> tuple[Problem, Batch]:
         inputs, targets = torch.randn(ROWS, 100), torch.randn(ROWS, 1)
         network, likelihood, size = line_of(100, 1), likelihoods.Gaussian(0.1), 250
     else:
-        inputs, targets = torch.randn(ROWS, 1, 28, 28), torch.randint(10, (ROWS,))
+        inputs, targets = torch.rand(ROWS, 1, 28, 28), torch.randint(10, (ROWS,))
         likelihood = likelihoods.Categorical()
         mlp = partial(networks.mlp, 784, 10, (256, 256))
         network, size = (mlp, 128) if name.startswith("MLP 784") else (networks.lenet, 64)

@@ -1,5 +1,6 @@
 """What tasks of continual learning share: the division of the data, and measures of a triangular matrix."""
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 import bench
-from bench import cli, continual, records
+from bench import cli, continual, records, registry
 from bench.contract import Row
 from bench.errors import UsageError
 from bench.runner import load_scores
@@ -113,7 +114,12 @@ def runs(tmp_path_factory):
 def test_comparison_has_a_panel_per_task_and_a_line_per_variant(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["figures", "continual", *runs]) == 0
-    assert capsys.readouterr().out.split() == ["figures/accuracy.svg", "figures/accuracy.png", "figures/gradients.svg", "figures/gradients.png"]
+    assert capsys.readouterr().out.split() == [
+        "figures/accuracy.svg",
+        "figures/accuracy.png",
+        "figures/gradients.svg",
+        "figures/gradients.png",
+    ]
     text = Path("figures/accuracy.svg").read_text()
     for word in ("split_digits", "split_digits_multi_head", "No measure of sequential inference"):
         assert word in text
@@ -157,3 +163,47 @@ def test_runs_of_other_tasks_are_refused_in_one_line(tmp_path, capsys):
     run = bench.run("map", "iris_depth", preset="smoke", task_settings=values, out=tmp_path).directory
     assert cli.main(["figures", "continual", str(run)]) == 2
     assert "iris_depth, which is no task of continual learning" in capsys.readouterr().err
+
+
+# ---- the scenario is the name
+
+OTHER = {
+    "order": "joint",
+    "hidden": 17,
+    "epochs": 3,
+    "batch_size": None,
+    "test_samples": 7,
+    "coreset": "random",
+    "coreset_size": 11,
+    "coreset_epochs": 13,
+    "coreset_prior": "initial",
+    "coreset_only": True,
+}
+"""A value that no task has, of every setting that can be changed."""
+NAMED = [name for name, entry in registry.tasks().items() if hasattr(entry.cls, "accuracy_matrix")]
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_whatever_changes_the_scenario_changes_the_identity(name):
+    fixed = registry.task(name).fixed
+    fields = [f.name for f in dataclasses.fields(registry.task(name).cls.settings_class)]
+    free = [field for field in fields if field not in fixed]
+    identities = {registry.choose("map", name).task_identity}
+    assert identities == {name}
+    for field in free:
+        values = {"coreset": "k_center"} if field == "coreset_only" else {}
+        values[field] = OTHER[field]
+        identities.add(registry.choose("map", name, task_values=values).task_identity)
+    assert len(identities) == 1 + len(free)
+    for field, value in fixed.items():
+        with pytest.raises(UsageError, match=field):
+            registry.choose("map", name, task_values={field: value})
+
+
+def test_the_contrast_is_never_ranked_and_the_ranked_are_single_headed():
+    ranked = {
+        name
+        for name in NAMED
+        if registry.choose("map", name).task.cls(registry.choose("map", name).task_settings).spec.ranked
+    }
+    assert ranked == {"split_mnist", "split_fashion_mnist", "split_digits"}
