@@ -306,14 +306,15 @@ def gradients(runs: Sequence[tuple[str, str, Sequence[Row]]]) -> Any | None:
         likelihood, prior = norms["likelihood_gradient"], norms["prior_gradient"]
         series = f"{name}: {line}"
         if likelihood:
+            share = [(x, prior[x] / value) for x, value in likelihood.items() if value > 0]
             found += [
                 figures.Curve("Likelihood term", series, list(likelihood.items())),
                 figures.Curve("Prior term", series, list(prior.items())),
-                figures.Curve(
-                    "Prior over likelihood", series, [(x, prior[x] / v) for x, v in likelihood.items() if v > 0]
-                ),
+                figures.Curve("Prior over likelihood", series, share),
             ]
-    return figures.panels(found, "epoch of step 2", "norm, or ratio of norms, at its start") if found else None
+    if not found:
+        return None
+    return figures.panels(found, "epoch of step 2", "norm, or ratio of norms, at its start")
 
 
 def variant(settings: Coresets) -> list[str]:

@@ -21,11 +21,11 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from bench import figures, registry, tune
+from bench import continual, figures, registry, tune
 from bench.contract import CAPABILITIES
 from bench.diagnostics import mixed
 from bench.leaderboard.entries import committed
-from bench.records import Record
+from bench.records import Record, read_curves
 from bench.registry import methods
 from bench.runner import load_scores
 from bench.tasks import toy_regression
@@ -33,6 +33,7 @@ from bench.tasks import toy_regression
 ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "benchmarks" / "elbo_step.json"
 SMALL_FITS = ROOT / "benchmarks" / "small_fits.json"
+SPLIT_MNIST = ROOT / "docs" / "tasks" / "split_mnist.md"
 COSTS = ROOT / "benchmarks" / "methods.json"
 
 Group = list[tuple[Path, Record]]
@@ -133,6 +134,223 @@ def matrices(task: str) -> str:
             text += f" Largest A[t, s] with s < t in any seed: {worst:.3f}."
         parts.append(f"{text}\n\n{table(header, rows)}")
     return "\n\n".join(parts)
+
+
+# ---- continual learning
+
+CONTRAST = (
+    "split_mnist",
+    "split_mnist_multi_head",
+    "split_mnist_task_known_at_test",
+    "permuted_mnist",
+    "split_fashion_mnist_multi_head",
+    "split_fashion_mnist_task_known_at_test",
+)
+SEQUENCES = ("split_mnist", "split_fashion_mnist", *CONTRAST[1:])
+CORESET = "coreset=k_center"
+
+
+def of(task_identity: str, method_identity: str) -> dict[int, tuple[Path, Record]]:
+    """Committed runs of one choice of settings, by seed."""
+    return {
+        record.seed: (path, record)
+        for path, record in committed()
+        if (record.task.identity, record.method.identity) == (task_identity, method_identity)
+    }
+
+
+def accuracies(task_identity: str, method_identity: str = "mfvi") -> dict[int, float]:
+    """Average accuracy after the last step, by seed."""
+    runs = of(task_identity, method_identity)
+    return {seed: record.metrics["average_accuracy"] or 0.0 for seed, (_, record) in runs.items()}
+
+
+def differences(one: dict[int, float], other: dict[int, float]) -> list[float]:
+    """One minus the other, of the seeds that both have: data and seed of a pair are the same."""
+    return [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
+
+
+def continual_runs() -> str:
+    """Every committed run of continual learning."""
+    rows = []
+    for task in SEQUENCES:
+        for task_identity, method_identity, group in groups(task):
+            minutes = np.mean([record.seconds for _, record in group]) / 60
+            names = ("average_accuracy", "minimum_learning_accuracy", "forgetting")
+            rows.append(
+                [f"`{task_identity}`", f"`{method_identity}`", str(len(group))]
+                + [metric(group, name) for name in names]
+                + [milliseconds_per_step(group), f"{minutes:.1f}"]
+            )
+    header = ["task", "method", "seeds", "average accuracy", "least A[t, t]", "forgetting"]
+    return table([*header, "ms per step", "minutes per run"], rows)
+
+
+def continual_pattern() -> str:
+    """Average accuracy on the pairs seen so far, step by step, on split_mnist."""
+    rows = []
+    for task_identity, method_identity, group in groups("split_mnist"):
+        if "order=joint" in task_identity or len(group) < 3:
+            continue
+        matrices = np.array([t.accuracy_matrix(a) for t, a in (load_scores(path) for path, _ in group)])  # type: ignore[attr-defined]
+        seen = [matrices[:, t, : t + 1].mean() for t in range(matrices.shape[1])]
+        earlier = max(m[t, s] for m in matrices for t in range(len(m)) for s in range(t))
+        own = min(m[t, t] for m in matrices for t in range(len(m)))
+        rows.append(
+            [f"`{method_identity}`", f"`{task_identity}`", *(f"{a:.3f}" for a in (*seen, own, earlier))]
+        )
+    header = ["method", "task", *(f"step {t}" for t in range(1, 6))]
+    return table([*header, "least A[t, t]", "largest A[t, s], s < t"], rows)
+
+
+def continual_contrast() -> str:
+    """What a coreset adds to mfvi, scenario by scenario."""
+    rows = []
+    for task in CONTRAST:
+        plain = accuracies(task)
+        cells = [f"`{task}`", str(len(plain)), interval(list(plain.values()))]
+        for variant in ("coreset_prior=initial", "coreset_only=true,coreset_prior=initial"):
+            gain = differences(accuracies(f"{task}+{CORESET},{variant}"), plain)
+            cells.append(interval(gain) if gain else "-")
+        rows.append(cells)
+    return table(["task", "seeds", "`mfvi`", "gain by a coreset", "gain by a coreset alone"], rows)
+
+
+def continual_coresets() -> str:
+    """Whether a coreset alone does what mfvi with a coreset does, under both priors of the copy."""
+    rows = []
+    for prior, with_both, alone in (
+        ("initial", "coreset_prior=initial", "coreset_only=true,coreset_prior=initial"),
+        ("posterior", "", "coreset_only=true"),
+    ):
+        both = accuracies(f"split_mnist+{CORESET}" + (f",{with_both}" if with_both else ""))
+        only = accuracies(f"split_mnist+{CORESET},{alone}")
+        gap = differences(both, only)
+        half = stats.t.ppf(0.975, len(gap) - 1) * np.std(gap, ddof=1) / np.sqrt(len(gap))
+        low, high = np.mean(gap) - half, np.mean(gap) + half
+        if low >= -0.08 and high <= 0.08:
+            agree = "yes"
+        else:
+            agree = "no" if low > 0.08 or high < -0.08 else "not decided"
+        rows.append([prior, *(interval(list(v.values())) for v in (both, only)), interval(gap), agree])
+    header = ["prior of the copy", "`mfvi` and coreset", "coreset alone", "difference"]
+    return table([*header, "within 0.08?"], rows)
+
+
+def continual_trace() -> str:
+    """The same two variants with one setting changed at a time, seed 0."""
+    changes = {
+        "nothing": ("", ""),
+        "step size 1e-3 in place of 3e-4": ("", "learning_rate=0.001"),
+        "400 epochs of the copy in place of 120": ("coreset_epochs=400", ""),
+        "10 weight samples in place of 1": ("", "train_samples=10"),
+        "initial rho -5 in place of -3": ("", "initial_rho=-5.0"),
+    }
+    rows = []
+    for what, (task, method) in changes.items():
+        cells = [what]
+        for only in ("", "coreset_only=true"):
+            settings = sorted(filter(None, [CORESET, "coreset_prior=initial", only, task]))
+            found = accuracies("split_mnist+" + ",".join(settings), f"mfvi+{method}" if method else "mfvi")
+            cells.append(f"{found[0]:.3f}" if 0 in found else "-")
+        found = accuracies("split_mnist", f"mfvi+{method}" if method else "mfvi")
+        cells.append(f"{found[0]:.3f}" if 0 in found else "-")
+        rows.append(cells)
+    return table(["changed", "`mfvi` and coreset", "coreset alone", "`mfvi`"], rows)
+
+
+def continual_permuted() -> str:
+    """What mfvi keeps of ten permutations, one setting changed at a time, seed 0."""
+    rows = []
+    for task_identity, method_identity, group in groups("permuted_mnist"):
+        if "test_samples" in task_identity:
+            names = ("average_accuracy", "learning_accuracy", "forgetting")
+            of_seed = [(path, record) for path, record in group if record.seed == 0]
+            rows.append(
+                [f"`{method_identity}`", f"`{task_identity}`"] + [metric(of_seed, name) for name in names]
+            )
+    return table(["method", "task", "average accuracy", "mean A[t, t]", "forgetting"], rows)
+
+
+def continual_strengths() -> str:
+    """The search for the strength of ewc: validation accuracy on the pairs seen, seed 0."""
+    rows = []
+    names = ("average_accuracy", "minimum_learning_accuracy", "forgetting")
+    for _, _, group in groups("split_mnist"):
+        record = next(record for _, record in group if record.seed == min(r.seed for _, r in group))
+        if record.method.name == "ewc" and record.task.identity == "split_mnist":
+            strength = float(record.method.settings["strength"])
+            rows.append((strength, record.validation["average_accuracy"], group))
+    best = max(validation for _, validation, _ in rows)
+    cells = [
+        [f"{strength:g}", str(record_group[0][1].method.settings["fisher"]), f"{validation:.4f}"]
+        + [metric(record_group, name) for name in names]
+        + ["chosen" if validation == best else ""]
+        for strength, validation, record_group in sorted(rows, key=lambda row: row[0])
+    ]
+    header = ["strength", "Fisher", "validation accuracy, seed 0", "average accuracy", "least A[t, t]"]
+    return table([*header, "forgetting", ""], cells)
+
+
+def continual_entropy() -> str:
+    """Predictive entropy on the training inputs of step 2 before it, and its ratio, permuted over split."""
+    rows, logs = [], {}
+    for task in ("split_mnist", "permuted_mnist"):
+        runs = of(task, "mfvi")
+        values = {seed: record.validation["next_task_entropy"] for seed, (_, record) in runs.items()}
+        logs[task] = {seed: float(np.log(value)) for seed, value in values.items()}
+        rows.append([f"`{task}`", str(len(values)), interval(list(values.values()))])
+    gap = differences(logs["permuted_mnist"], logs["split_mnist"])
+    half = stats.t.ppf(0.975, len(gap) - 1) * np.std(gap, ddof=1) / np.sqrt(len(gap))
+    low, middle, high = np.exp([np.mean(gap) - half, np.mean(gap), np.mean(gap) + half])
+    rows.append(["ratio", str(len(gap)), f"{middle:.1f} ({low:.1f} to {high:.1f})"])
+    published = {"`split_mnist`": "0.003", "`permuted_mnist`": "0.45", "ratio": "150"}
+    return table(["", "seeds", "nats", "published"], [[*row, published[row[0]]] for row in rows])
+
+
+def continual_floor() -> str:
+    """Time of a training step against the plain network's (benchmarks/elbo_step.py), and in the runs."""
+    measured = {
+        (case["network"], case["samples"], case["method"]): case
+        for case in json.loads(SPEED.read_text())["cases"]
+    }
+    rows = []
+    for task, network in (("split_mnist", "MLP 784-256-256-10"), ("permuted_mnist", "MLP 784-100-100-10")):
+        case = measured[network, 1, "mfvi"]
+        runs = list(of(task, "mfvi").values())
+        rows.append(
+            [f"`{task}`", network, str(case["batch_size"])]
+            + [f"{case[name]:.1f}" for name in ("floor_milliseconds", "milliseconds")]
+            + [f"{case['ratio_to_floor']:.2f}", milliseconds_per_step(runs)]
+        )
+    header = ["task", "network", "batch", "floor, ms", "`mfvi`, ms", "/ floor", "ms per step within the runs"]
+    return table(header, rows)
+
+
+def continual_charts() -> dict[str, Any]:
+    """Accuracy of every variant with three seeds or none, by scenario, and the gradients of step 2."""
+    shown, curves = [], []
+    for path, record in committed():
+        task, method = record.task, record.method
+        if task.name not in SEQUENCES or "test_samples" in task.identity or "coreset_epochs" in task.identity:
+            continue
+        if method.identity.startswith(("mfvi+", "radial", "map", "laplace", "mixture_vi")):
+            continue
+        if (
+            method.name == "ewc"
+            and task.name == "split_mnist"
+            and len(of(task.identity, method.identity)) < 3
+        ):
+            continue
+        settings = task.identity.removeprefix(task.name).removeprefix("+")
+        line = ", ".join(filter(None, [method.identity, settings]))
+        shown.append((task.name, line, *load_scores(path)))
+        if task.identity in ("split_mnist", "permuted_mnist") and method.identity == "mfvi":
+            curves.append((task.name, line, read_curves(path)))
+    return {"accuracy": continual.comparison(shown), "gradients": continual.gradients(curves)}
+
+
+# ---- split_mnist
 
 
 def terms(task: str) -> str:
@@ -299,6 +517,15 @@ PARTS: dict[str, Callable[[], str]] = {
     "results diabetes_regression": lambda: results("diabetes_regression"),
     "chains toy_regression": lambda: chains("toy_regression"),
     "chains iris_depth": lambda: chains("iris_depth"),
+    "continual runs": continual_runs,
+    "continual pattern": continual_pattern,
+    "continual contrast": continual_contrast,
+    "continual coresets": continual_coresets,
+    "continual trace": continual_trace,
+    "continual permuted": continual_permuted,
+    "continual strengths": continual_strengths,
+    "continual entropy": continual_entropy,
+    "continual floor": continual_floor,
     "matrices split_mnist": lambda: matrices("split_mnist"),
     "tuning": tuning,
 }
@@ -332,13 +559,13 @@ def draw() -> None:
     folder = ROOT / "docs" / "figures"
     for identity in ("toy_regression", "toy_regression+layers=3"):
         figures.save({f"{identity}-side_by_side": side_by_side(identity)}, folder)
+    charts = continual_charts()
+    figures.save({f"continual-{name}": chart for name, chart in charts.items()}, folder)
     for path, record in committed():
-        if record.seed == 0 and record.status == "completed" and record.task.name == "split_mnist":
+        name = f"{record.task.identity}-{record.method.identity}-accuracy_matrix"
+        if record.seed == 0 and record.task.name == "split_mnist" and name in SPLIT_MNIST.read_text():
             task, arrays = load_scores(path)
-            charts = task.figures(arrays)
-            name = f"{record.task.identity}-{record.method.identity}"
-            named = {f"{name}-{figure}": chart for figure, chart in charts.items()}
-            figures.save(named, folder)
+            figures.save({name: task.figures(arrays)["accuracy_matrix"]}, folder)
 
 
 def main() -> int:

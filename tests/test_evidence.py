@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy import stats
 
-from bench import references, registry
+from bench import references, registry, sweep
 from bench.diagnostics import RHAT_LIMIT, mixed
-from bench.leaderboard.entries import RECORDS
+from bench.leaderboard.entries import RECORDS, committed
 from bench.records import read_record
 from bench.runner import load_scores
 
@@ -29,10 +30,6 @@ def forgets(matrix):
     return bool((np.diag(matrix) >= 0.95).all() and (np.tril(matrix, -1) <= 0.05).all())
 
 
-def test_mfvi_forgets_as_published():
-    assert all(forgets(matrix) for matrix in matrices("split_mnist", "mfvi"))
-
-
 def test_a_posterior_that_learns_nothing_new_does_not_pass_for_forgetting():
     for matrix in matrices("split_mnist", "radial+sequential_prior=normal"):
         assert matrix[-1].mean() == pytest.approx(0.2, abs=0.01)
@@ -42,6 +39,94 @@ def test_a_posterior_that_learns_nothing_new_does_not_pass_for_forgetting():
 
 def test_joint_training_is_the_upper_bound():
     assert all(matrix[-1].mean() >= 0.96 for matrix in matrices("split_mnist+order=joint", "mfvi"))
+
+
+# ---- continual learning (docs/tasks/continual.md)
+
+FORGET = ("mfvi", "ewc+strength=STRENGTH")
+CORESET, ONLY = (
+    "coreset=k_center,coreset_prior=initial",
+    "coreset=k_center,coreset_only=true,coreset_prior=initial",
+)
+SCENARIOS = ["split_mnist_multi_head", "split_mnist_task_known_at_test", "permuted_mnist"]
+
+
+def ends(task, method="mfvi"):
+    """Average accuracy after the last step, seeds 0, 1 and 2."""
+    return np.array(
+        [
+            read_record(RECORDS / task / method / f"seed{seed}").metrics["average_accuracy"]
+            for seed in range(3)
+        ]
+    )
+
+
+def interval(values):
+    """95% t interval of the mean."""
+    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return np.mean(values) - half, np.mean(values) + half
+
+
+@pytest.mark.parametrize("method", FORGET)
+def test_prior_focused_methods_forget_as_published(method):
+    found = matrices("split_mnist", method)
+    assert all(forgets(matrix) for matrix in found)
+    seen = [np.mean([matrix[t, : t + 1].mean() for matrix in found]) for t in range(5)]
+    np.testing.assert_allclose(seen, [1, 1 / 2, 1 / 3, 1 / 4, 1 / 5], atol=0.02)
+
+
+@pytest.mark.parametrize("variant", [CORESET, ONLY])
+def test_a_coreset_does_the_work(variant):
+    assert (ends(f"split_mnist+{variant}") - ends("split_mnist")).min() > 0.25
+
+
+def test_replay_remembers():
+    assert ends("split_mnist", "vgr").min() > 0.85
+    assert (ends("split_fashion_mnist", "vgr") - ends("split_fashion_mnist")).min() > 0.25
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_inadequate_evaluations_do_not_show_what_the_single_head_shows(scenario):
+    single = interval(ends(f"split_mnist+{CORESET}") - ends("split_mnist"))
+    contrast = interval(ends(f"{scenario}+{CORESET}") - ends(scenario))
+    assert single[0] > 0.25 > contrast[1]
+    assert ends(scenario).min() > ends("split_mnist").max() + 0.4
+
+
+def test_new_permutations_look_newer_than_new_digits():
+    logs = [
+        [
+            np.log(read_record(RECORDS / task / "mfvi" / f"seed{seed}").validation["next_task_entropy"])
+            for seed in range(3)
+        ]
+        for task in ("permuted_mnist", "split_mnist")
+    ]
+    assert np.exp(interval(np.subtract(*logs))[0]) > 2
+
+
+def test_the_search_for_the_strength_of_ewc_is_committed_and_chosen_by_validation():
+    found = {}
+    for path in (RECORDS / "split_mnist").glob("ewc*/seed0"):
+        record = read_record(path)
+        found[record.method.identity] = record.validation["average_accuracy"]
+    assert len(found) >= 5
+    assert max(found, key=found.__getitem__) == FORGET[1]
+
+
+def test_the_grid_of_the_page_is_what_is_committed():
+    grid = Path(__file__).parent.parent / "docs" / "tasks" / "continual.yaml"
+    cells = [(cell.choice(), cell.seed) for cell in sweep.read(grid)]
+    asked = {(choice.task_identity, choice.method_identity, seed) for choice, seed in cells}
+    names = {choice.task.name for choice, _ in cells}
+    made = {(r.task.identity, r.method.identity, r.seed) for _, r in committed() if r.task.name in names}
+    assert made == asked
+
+
+def test_every_standard_run_of_continual_learning_takes_at_most_twenty_minutes():
+    names = [name for name, entry in registry.tasks().items() if hasattr(entry.cls, "accuracy_matrix")]
+    runs = [record for _, record in committed() if record.task.name in names and record.preset == "standard"]
+    assert len(runs) > 50
+    assert max(record.seconds for record in runs) <= 20 * 60
 
 
 # ---- toy_regression
