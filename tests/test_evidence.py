@@ -43,10 +43,10 @@ def test_joint_training_is_the_upper_bound():
 
 # ---- continual learning (docs/tasks/continual.md)
 
-FORGET = ("mfvi", "ewc+strength=STRENGTH")
+CHOSEN = "ewc+strength=10000000.0"
 CORESET, ONLY = (
     "coreset=k_center,coreset_prior=initial",
-    "coreset=k_center,coreset_only=true,coreset_prior=initial",
+    "coreset=k_center,coreset_prior=initial,coreset_only=true",
 )
 SCENARIOS = ["split_mnist_multi_head", "split_mnist_task_known_at_test", "permuted_mnist"]
 
@@ -67,10 +67,14 @@ def interval(values):
     return np.mean(values) - half, np.mean(values) + half
 
 
-@pytest.mark.parametrize("method", FORGET)
-def test_prior_focused_methods_forget_as_published(method):
+def test_mfvi_forgets_as_published():
+    assert all(forgets(matrix) for matrix in matrices("split_mnist", "mfvi"))
+
+
+@pytest.mark.parametrize("method", ["mfvi", CHOSEN])
+def test_prior_focused_methods_know_the_last_pair_and_little_else(method):
     found = matrices("split_mnist", method)
-    assert all(forgets(matrix) for matrix in found)
+    assert min(np.diag(matrix).min() for matrix in found) > 0.95
     seen = [np.mean([matrix[t, : t + 1].mean() for matrix in found]) for t in range(5)]
     np.testing.assert_allclose(seen, [1, 1 / 2, 1 / 3, 1 / 4, 1 / 5], atol=0.02)
 
@@ -110,7 +114,7 @@ def test_the_search_for_the_strength_of_ewc_is_committed_and_chosen_by_validatio
         record = read_record(path)
         found[record.method.identity] = record.validation["average_accuracy"]
     assert len(found) >= 5
-    assert max(found, key=found.__getitem__) == FORGET[1]
+    assert max(found, key=found.__getitem__) == CHOSEN
 
 
 def test_the_grid_of_the_page_is_what_is_committed():
