@@ -365,3 +365,16 @@ def test_record_without_members_and_diagnostics_is_of_the_schema_too(tmp_path):
     (tmp_path / "record.json").write_text(json.dumps(old))
     record = records.read_record(tmp_path)
     assert (record.method.members, record.diagnostics, record.fits[0].diagnostics) == (1, {}, {})
+
+
+def test_curves_are_read_as_written_and_a_damaged_file_is_one_line(tmp_path):
+    rows = [Row("accuracy", "pair 1, first", 1.0, 0.1 + 0.2), Row("loss", "", 2.5, -1e-300)]
+    records.write_curves(tmp_path, rows)
+    assert records.read_curves(tmp_path) == rows
+    for damage in ("curve,series\n", "curve,series,x,value\na,b,one,2\n", "curve,series,x,value\na,b\n", ""):
+        (tmp_path / "curves.csv").write_text(damage)
+        with pytest.raises(UsageError, match=r"curves\.csv") as caught:
+            records.read_curves(tmp_path)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(UsageError, match=r"curves\.csv"):
+        records.read_curves(tmp_path / "nowhere")
