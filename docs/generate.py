@@ -147,8 +147,6 @@ CONTRAST = (
     "split_mnist_multi_head",
     "split_mnist_task_known_at_test",
     "permuted_mnist",
-    "split_fashion_mnist_multi_head",
-    "split_fashion_mnist_task_known_at_test",
 )
 SEQUENCES = ("split_mnist", "split_fashion_mnist", *CONTRAST[1:])
 CORESET = "coreset=k_center"

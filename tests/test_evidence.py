@@ -48,7 +48,7 @@ CORESET, ONLY = (
     "coreset=k_center,coreset_prior=initial",
     "coreset=k_center,coreset_prior=initial,coreset_only=true",
 )
-SCENARIOS = ["split_mnist_multi_head", "split_mnist_task_known_at_test", "permuted_mnist"]
+SCENARIOS = ["split_mnist_multi_head", "permuted_mnist"]
 
 
 def ends(task, method="mfvi"):
