@@ -113,7 +113,12 @@ def panels(
         notes: Panel -> a second line of its title.
     """
     names = sorted({run.series for run in runs})
-    colour = alt.Color("series:N", title=None, scale=alt.Scale(domain=names), legend=alt.Legend(labelLimit=0))
+    colour = alt.Color(
+        "series:N",
+        title=None,
+        scale=alt.Scale(domain=names),
+        legend=alt.Legend(labelLimit=0, symbolOpacity=1),
+    )
 
     def panel(title: str) -> Any:
         found: dict[tuple[str, float], list[float]] = {}

@@ -48,8 +48,9 @@ NETWORKS = {
     "LeNet": (networks.lenet, 64),
 }
 SAMPLES = (1, 8)
-LARGEST_RATIO_TO_PEER = 0.90
+LARGEST_RATIO_TO_PEER = {"MLP 784-400-400-10": 0.90, "LeNet": 0.90}
 LARGEST_RATIO_TO_FLOOR = {"LeNet": 1.1}
+"""Targets; the networks of continual learning have none."""
 
 
 # ----------------------------------------------------------------------------------------------- contenders
@@ -150,7 +151,7 @@ def step_rows(rounds: int) -> list[dict]:
             measured = interleaved(contenders(network, batch_size, samples), rounds)
             for method in ("mfvi", "radial"):
                 to_floor, to_peer = (ratio(measured, method, to) for to in ("floor", "bayesian-torch"))
-                missed = to_peer > LARGEST_RATIO_TO_PEER
+                missed = to_peer > LARGEST_RATIO_TO_PEER.get(name, float("inf"))
                 missed |= to_floor > LARGEST_RATIO_TO_FLOOR.get(name, float("inf"))
                 times = {k: median(measured[k]) for k in (method, "floor", "bayesian-torch")}
                 rows.append(
