@@ -39,7 +39,7 @@ NAMES: dict[str, dict[str, object]] = {
 }
 
 PRESETS: dict[str, dict[str, object]] = {
-    "smoke": {"epochs": 1, "batch_size": 1024, "test_samples": 2},
+    "smoke": {"hidden": 20, "epochs": 1, "batch_size": 1024, "test_samples": 2},
     "paper": {"epochs": 100},
 }
 
