@@ -458,7 +458,7 @@ def test_cheap_settings_of_smoke_beat_tuned_ones(tuned, monkeypatch):
 def test_untuned_presets_inside_a_search(tuned):
     with registry.untuned():
         choice = registry.choose("mfvi", "split_digits")
-        assert (choice.tuning, choice.method_settings.learning_rate) == ("untuned", 0.001)
+        assert (choice.tuning, choice.method_settings.learning_rate) == ("untuned", 0.0003)
     assert registry.choose("mfvi", "split_digits").tuning == "tuned"
 
 
