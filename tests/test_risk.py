@@ -140,9 +140,7 @@ def test_weights_of_random_pools(size, seed, data):
 @given(st.integers(2, 9), st.integers(0, 2**32 - 1), st.data())
 @settings(max_examples=40, deadline=None)
 def test_last_draw_of_a_random_pool_by_importance_sampling(size, seed, data):
-    """Over the last draw, given all before, v_M L_M averages to the sum of the losses left over N (PURE) or
-    over their number (LURE), for every proposal.
-    """
+    """Over it, given all before, v_M L_M averages to the sum of losses left over N (PURE) or their number."""
     m = data.draw(st.integers(1, size - 1))
     rng = np.random.default_rng(seed)
     left = rng.normal(size=size - m + 1)
@@ -202,8 +200,8 @@ GOOD = np.array([0.2, 0.5])
 @pytest.mark.parametrize(
     ("call", "line"),
     [
-        (lambda: risk.pure(GOOD, np.array([0.2, 0.0]), 4), "entry 1 of the proposal is 0.0: must be in (0, 1]"),
-        (lambda: risk.lure(GOOD, np.array([1.5, 0.1]), 4), "entry 0 of the proposal is 1.5: must be in (0, 1]"),
+        (lambda: risk.pure(GOOD, np.array([1, 0.0]), 4), "entry 1 of the proposal is 0.0: must be in (0, 1]"),
+        (lambda: risk.lure(GOOD, np.array([1.5, 1]), 4), "entry 0 of the proposal is 1.5: must be in (0, 1]"),
         (lambda: risk.lure_weights(np.array([[0.1], [-1]]), 4), "entry [1, 0] of the proposal is -1.0: "),
         (lambda: risk.pure_weights(np.array([np.nan]), 4), "entry 0 of the proposal is nan: "),
         (lambda: risk.lure_weights(GOOD, 1), "2 points acquired from a pool of 1: cannot be more"),
