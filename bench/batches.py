@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, T
 
 from bench import randomness
 from bench.contract import Batch
+from bench.errors import UsageError
 
 
 class TensorBatches:
@@ -21,13 +22,20 @@ class TensorBatches:
         batch_size: Examples per batch; None is all of them.
         seed: Of the orders; None keeps the data set's own order.
         ranks: (rank, number of processes): every process takes its share of each epoch.
+        draws: Examples in an epoch of batches, permutation after permutation of the data; None is each once.
     """
 
     def __init__(
-        self, tensors: tuple[Tensor, ...], batch_size: int | None, seed: int | None, ranks: tuple[int, int]
+        self,
+        tensors: tuple[Tensor, ...],
+        batch_size: int | None,
+        seed: int | None,
+        ranks: tuple[int, int],
+        draws: int | None = None,
     ) -> None:
         self.tensors, self.seed, self.ranks = tensors, seed, ranks
-        self.rows = len(tensors[0]) // ranks[1] if ranks[1] > 1 else len(tensors[0])
+        self.draws = draws if draws and batch_size else len(tensors[0])
+        self.rows = self.draws // ranks[1]
         self.batch_size = min(batch_size or self.rows, self.rows)
         self.epoch = 0
         if seed is not None:  # Lightning takes what has a sampler for a DataLoader, but for set_epoch
@@ -42,11 +50,13 @@ class TensorBatches:
 
     def __iter__(self) -> Iterator[Batch]:
         rank, world = self.ranks
-        if self.seed is None or (self.batch_size == self.rows and world == 1):
+        if self.seed is None or (self.batch_size == self.rows == len(self.tensors[0]) and world == 1):
             for parts in zip(*(t.split(self.batch_size) for t in self.tensors), strict=True):
                 yield Batch(*parts)
             return
-        order = torch.randperm(len(self.tensors[0]), generator=randomness.generator(self.seed, self.epoch))
+        generator, size = randomness.generator(self.seed, self.epoch), len(self.tensors[0])
+        passes = [torch.randperm(size, generator=generator) for _ in range(-(-self.draws // size))]
+        order = torch.cat(passes)[: self.draws]
         for index in order[rank::world][: self.rows].split(self.batch_size):
             yield Batch(*(t[index] for t in self.tensors))
 
@@ -72,11 +82,21 @@ def _collate(rows: list[Any]) -> Batch:
 
 
 def batches(
-    dataset: Dataset, batch_size: int | None, seed: int | None, ranks: tuple[int, int] = (0, 1)
+    dataset: Dataset,
+    batch_size: int | None,
+    seed: int | None,
+    ranks: tuple[int, int] = (0, 1),
+    draws: int | None = None,
 ) -> TensorBatches | DataLoader:
-    """Batches of any data set; those in memory are sliced, others go through a DataLoader."""
+    """Batches of any data set; those in memory are sliced, others go through a DataLoader.
+
+    Raises:
+        UsageError: If `draws` are asked of a data set that does not lie in memory.
+    """
     if isinstance(dataset, TensorDataset):
-        return TensorBatches(dataset.tensors, batch_size, seed, ranks)
+        return TensorBatches(dataset.tensors, batch_size, seed, ranks, draws)
+    if draws is not None:
+        raise UsageError("a budget with draws needs a data set in memory, a TensorDataset")
     size = len(dataset)  # type: ignore[arg-type]
     if seed is None:
         return DataLoader(dataset, batch_size or size, collate_fn=_collate)

@@ -105,12 +105,14 @@ class Budget:
 
     `batch_size` None means full batch; `patience` stops after that many epochs without a better validation
     NLL and keeps the best epoch, None trains to the end. Without validation examples the training loss, an
-    estimate of the negative ELBO where there is one, stands in for the NLL.
+    estimate of the negative ELBO where there is one, stands in for the NLL. `draws` is the number of examples
+    in an epoch of batches, the data gone over again and again; None is each example once.
     """
 
     epochs: int
     batch_size: int | None = None
     patience: int | None = None
+    draws: int | None = None
 
 
 # ------------------------------------------------------------------------------------------------- methods
@@ -376,6 +378,16 @@ class Engine(Protocol):
 
     def stage(self, name: str, number: int = 1, of: int = 1) -> None:
         """Names what follows: a point from which a stopped run resumes."""
+
+    def once(self, compute: Callable[[], Arrays]) -> Arrays:
+        """What `compute` returns, small arrays, kept: a stopped run reads them and does not compute again.
+
+        The fits inside leave no checkpoints, but for the last of the run: what later stages need of a fit is
+        in the arrays.
+        """
+
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        """Drives what the task itself draws: the same for all methods, another for every seed of a run."""
 
 
 class Row(NamedTuple):

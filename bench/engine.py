@@ -28,7 +28,7 @@ from torch import Tensor
 
 from bench import ensemble, randomness, stacked
 from bench.batches import OnDevice, batches
-from bench.contract import Batch, Budget, Method, Problem
+from bench.contract import Arrays, Batch, Budget, Method, Problem
 from bench.diagnostics import gradient_norms
 from bench.ensemble import Ensemble
 from bench.errors import Diverged, UsageError
@@ -119,6 +119,8 @@ class Engine:
         self._observe: Callable[[str, dict[str, Any]], Any] = lambda event, values: None
         self._stage = "fit"
         self._predictions = 0
+        self._kept = 0
+        self._spent: list[int] = []
 
     def observe(self, observer: Callable[[str, dict[str, Any]], Any]) -> None:
         """Has `observer(event, values)` called on every stage, epoch and logged number."""
@@ -139,9 +141,51 @@ class Engine:
         self._stage = name
         self._observe("stage", {"name": name, "number": number, "of": of})
 
+    def once(self, compute: Callable[[], Arrays]) -> Arrays:
+        """What `compute` returns, read where an earlier start of this run has kept it.
+
+        Kept with it is what the record says of the fits inside; their checkpoints are then deleted, but those
+        of the run's last fit and its members.
+        """
+        self._kept += 1
+        path = None if self.checkpoints is None else self.checkpoints / f"{self._kept:03d}.kept"
+        first = len(self.fits)
+        if path is not None and path.exists():
+            kept = torch.load(path, weights_only=True)
+            self.fits += kept["fits"]
+            self.histories += kept["histories"]
+            self.logged += kept["logged"]
+            self.diagnostics, self._predictions = kept["diagnostics"], kept["predictions"]
+            arrays = {name: tensor.numpy() for name, tensor in kept["arrays"].items()}
+        else:
+            logged = len(self.logged)
+            arrays = compute()
+            kept = {
+                "arrays": {name: torch.tensor(array) for name, array in arrays.items()},
+                "fits": self.fits[first:],
+                "histories": self.histories[first:],
+                "logged": self.logged[logged:],
+                "diagnostics": self.diagnostics,
+                "predictions": self._predictions,
+            }
+            if path is not None and ranks()[0] == 0:
+                save(kept, path)
+        self._spent += range(first, len(self.fits))
+        if self.checkpoints is not None and ranks()[0] == 0:
+            for count in self._spent[: -self.members]:
+                for spent in self.checkpoints.glob(f"{count:03d}-*.ckpt"):
+                    spent.unlink()
+        self._spent = self._spent[-self.members :]
+        return arrays
+
+    def generator(self, *purpose: str | int) -> torch.Generator:
+        """Drives what the task itself draws, on the CPU."""
+        return randomness.generator(self.seed, "task", *purpose)
+
     def log(self, name: str, value: float, step: int | None = None) -> None:
         """Keeps a number seen during the run."""
-        self.logged.append((name, self._stage, float(len(self.logged) if step is None else step), value))
+        step_or_count = float(len(self.logged) if step is None else step)
+        self.logged.append((name, self._stage, step_or_count, float(value)))
         self._observe("log", {"name": name, "value": value, "step": step})
 
     def fit(
@@ -230,8 +274,9 @@ class Engine:
         )
         shuffle_seed = randomness.derive(self.seed, "shuffle", self._stage, count)
         share = (trainer.global_rank, trainer.world_size)
-        loader = batches(problem.train, budget.batch_size, shuffle_seed, share)
-        everything = loader if share[1] == 1 else batches(problem.train, budget.batch_size, shuffle_seed)
+        loader = batches(problem.train, budget.batch_size, shuffle_seed, share, budget.draws)
+        is_plain = share[1] == 1 and budget.draws is None
+        everything = loader if is_plain else batches(problem.train, budget.batch_size, shuffle_seed)
         job = _Job(method, budget, trainer, loader, everything, self._checkpoint_path(count))
         if job.path is not None and job.path.exists():
             checkpoint = torch.load(job.path, weights_only=True, map_location="cpu")
