@@ -149,6 +149,9 @@ class Method(pl.LightningModule, ABC):
     validation_samples: ClassVar[int] = 8
     stacks: bool = False
     """Whether `loss_terms` runs under `torch.func.vmap` over copies and training has no hooks of its own."""
+    reweights: bool = False
+    """Whether `finish_fit` takes example weights `[B, R]` and leaves R posteriors, whose predictions have the
+    samples of one after the other, under equal draws; all else then speaks of none of them."""
     linearises: bool = False
     """Whether a draw of the weights predicts by the network linearised at its own parameters."""
     num_chains: int = 1
@@ -369,6 +372,14 @@ class Engine(Protocol):
         self, problems: list[Problem], budget: Budget, starts: list[Method] | None = None
     ) -> list[Method]:
         """Independent fits of the run's method, one per problem."""
+
+    def fit_weighted(self, problem: Problem, weights: Tensor, budget: Budget) -> Method:
+        """R fits of one problem that differ in the weights of its examples `[R, N]` alone, as one method.
+
+        It can predict and nothing else: its samples are those of one fit after the other, `[R * S, B, ...]`,
+        all under the same draws. An example of weight 0 is not in that fit's data. The training data must lie
+        in memory; weights that they have are multiplied.
+        """
 
     def predict(self, method: Method, inputs: Tensor, num_samples: int) -> Prediction:
         """Predictions for inputs `[N, ...]` in pieces of bounded memory, gathered on the CPU."""

@@ -16,7 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ import torch
 import torch.distributed
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from bench import ensemble, randomness, stacked
 from bench.batches import OnDevice, batches
@@ -217,6 +218,31 @@ class Engine:
         if self.members == 1:
             return fitted
         return [Ensemble(fitted[i : i + self.members]) for i in range(0, len(fitted), self.members)]
+
+    def fit_weighted(self, problem: Problem, weights: Tensor, budget: Budget) -> Method:
+        """R fits that differ in the weights of the examples `[R, N]` alone; see `bench.contract.Engine`.
+
+        Raises:
+            UsageError: If the data do not lie in memory, or the weights are not R rows of N that are finite,
+                at least 0, and above 0 somewhere.
+        """
+        if not isinstance(problem.train, TensorDataset):
+            raise UsageError("fits under several weightings need a data set in memory, a TensorDataset")
+        inputs, targets, *own = problem.train.tensors
+        if weights.shape[1:] != inputs.shape[:1] or len(weights) == 0:
+            raise UsageError(f"example weights must be [R, {len(inputs)}], not {list(weights.shape)}")
+        weights = (weights * own[0] if own else weights).to(inputs.dtype)
+        if not (weights.isfinite() & (weights >= 0)).all() or not (weights > 0).any(1).all():
+            raise UsageError("example weights must be finite, at least 0, and above 0 in every row somewhere")
+        if self.method_class.reweights and self.members == 1:
+            train = TensorDataset(inputs, targets, weights.mT.contiguous())
+            return stacked.Reweighted([self.fit(replace(problem, train=train), budget)])
+        problems = []
+        for row in weights:
+            kept = row > 0
+            train = TensorDataset(inputs[kept], targets[kept], row[kept])
+            problems.append(replace(problem, train=train, num_train=len(train)))
+        return stacked.Reweighted(self.fit_many(problems, budget))
 
     def predict(self, method: Method, inputs: Tensor, num_samples: int) -> Prediction:
         """Predictions for inputs `[N, ...]`, on the CPU; each draw of the weights is shared by all inputs.

@@ -17,7 +17,7 @@ from torch.func import functional_call, vmap
 from torch.utils.data import TensorDataset
 
 from bench.batches import TensorBatches
-from bench.contract import Batch, Budget, Method, Noise
+from bench.contract import Batch, Budget, Method, Noise, Prediction
 
 
 def fit_together(methods: list[Method], budgets: list[Budget]) -> bool:
@@ -45,6 +45,30 @@ def _shapes(method: Method) -> list[torch.Size] | None:
     """Shapes of the training examples, if they lie in memory."""
     train = method.problem.train
     return [t.shape for t in train.tensors] if isinstance(train, TensorDataset) else None
+
+
+class Reweighted(Method):
+    """Fits of one problem under several weightings of its examples, side by side: for prediction alone.
+
+    Args:
+        fits: One after the other, at least 1; or one that holds them all (`Method.reweights`).
+    """
+
+    approximates = "several posteriors, which differ in the weights of the examples"
+
+    def __init__(self, fits: list[Method]) -> None:
+        with torch.random.fork_rng(devices=[]):  # the base class draws a seed that is of no use here
+            super().__init__(fits[0].problem, fits[0].settings)
+        self.fits = nn.ModuleList(fits)
+
+    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
+        """Predictions `[R * S, B, ...]`, fit after fit, under equal draws: differences are of the fits."""
+        state = generator.get_state()
+        parts = []
+        for fit in self.fits:
+            generator.set_state(state)
+            parts.append(fit.predict(inputs, num_samples, generator))  # type: ignore[operator]
+        return type(parts[0])(**{name: torch.cat([vars(p)[name] for p in parts]) for name in vars(parts[0])})
 
 
 class Batches:

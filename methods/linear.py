@@ -5,7 +5,8 @@ mean, covariance and evidence are in closed form. It is the truth that other met
 
 Source: any textbook (Bishop 2006, section 3.3); thesis 004, appendix C.1 (the linear model of its studies).
 Deviations: none.
-Cost: one pass over the data and O(d^3) once for d weights; d + d^2 stored numbers. No training.
+Cost: one pass over the data and O(d^3) once for d weights; d + d^2 stored numbers. No training. R weightings
+of the examples give R posteriors, of R times the numbers, in one pass that holds R times the batch.
 Valid for: networks whose only weights are those of one linear layer at the end (fixed features may come
 before it), Gaussian likelihoods of known sigma, one for all or one per example, and priors that are
 independent normals or one normal over all weights.
@@ -45,6 +46,7 @@ class Linear(Method):
     approximates = "nothing: the exact posterior of a model that is linear in its weights"
     provides = frozenset({"weight_samples", "density", "moments", "sequential", "weighted"})
     trains = False
+    reweights = True
     settings: Settings
     mean: Tensor
     scale_tril: Tensor
@@ -62,10 +64,15 @@ class Linear(Method):
         if size > self.LARGEST:
             raise UsageError(f"linear needs a network of at most {self.LARGEST:,} weights, not {size:,}")
         # Without data the posterior is the prior, and the evidence is 1.
-        mean, scale_tril = (t.clone() for t in _joint_normal(self.prior))
-        self.register_buffer("mean", mean)  # [d], in the order of bench.weights.ravel
-        self.register_buffer("scale_tril", scale_tril)  # [d, d], lower factor of the covariance
-        self.register_buffer("evidence", torch.zeros((), dtype=torch.float64))
+        mean, scale_tril = _joint_normal(self.prior)
+        fits = _weightings(problem)  # (R,) if examples have R weights, else ()
+        self.register_buffer(
+            "mean", mean.expand(*fits, -1).clone()
+        )  # [..., d], in the order of bench.weights.ravel
+        self.register_buffer(
+            "scale_tril", scale_tril.expand(*fits, -1, -1).clone()
+        )  # [..., d, d], of the covariance
+        self.register_buffer("evidence", torch.zeros(fits, dtype=torch.float64))
 
     def finish_fit(self, loader: Iterable[Batch]) -> None:
         """One pass over the data: posterior and evidence from sufficient statistics in float64."""
@@ -78,17 +85,19 @@ class Linear(Method):
             biases = inputs * outputs + torch.arange(outputs, device=self.device)
             place = torch.cat([place, biases[:, None]], 1)  # [K, P]
 
-        # Of w - prior mean: precision and slope of the log likelihood at 0, and its value there.
-        precision, slope, value = torch.zeros_like(scale_tril), torch.zeros_like(mean), mean.new_zeros(())
+        # Of w - prior mean: precision and slope of the log likelihood at 0, and its value there; each
+        # [..., *shape] with one axis more if examples have R weights.
+        precision, slope = torch.zeros_like(self.scale_tril), torch.zeros_like(self.mean)
+        value = torch.zeros_like(self.evidence)
         for batch in loader:
             design, targets, sigma, weights = self._in_double(features, batch, layer.bias is not None)
             residuals = targets - design @ mean[place].mT  # [B, K]
-            per_noise = weights / sigma.square()  # [B, K]
-            blocks = torch.stack([design.mT @ (p[:, None] * design) for p in per_noise.mT])  # [K, P, P]
-            precision[place[:, :, None], place[:, None, :]] += blocks
-            slope[place] += (per_noise * residuals).mT @ design
+            per_noise = weights / sigma.square()  # [..., B, K]
+            blocks = [design.mT @ (p[..., None] * design) for p in per_noise.unbind(-1)]  # K of [..., P, P]
+            precision[..., place[:, :, None], place[:, None, :]] += torch.stack(blocks, -3)
+            slope[..., place] += (per_noise * residuals).mT @ design
             log_scale = 0.5 * math.log(2 * math.pi) + sigma.log()
-            value = value - (weights * log_scale).sum() - 0.5 * (per_noise * residuals.square()).sum()
+            value -= (weights * log_scale + 0.5 * per_noise * residuals.square()).sum((-2, -1))
 
         # In units of the prior, w = mean + scale_tril u, the posterior precision is at least the identity.
         whitened = torch.eye(len(mean), dtype=mean.dtype, device=self.device)
@@ -97,15 +106,16 @@ class Linear(Method):
             torch.zeros_like(mean), precision_matrix=whitened, validate_args=False
         ).scale_tril
         scale_tril = scale_tril @ factor
-        shift = scale_tril @ (scale_tril.mT @ slope)
+        shift = (scale_tril @ (scale_tril.mT @ slope[..., None])).squeeze(-1)
         self.mean.copy_(mean + shift)
         self.scale_tril.copy_(scale_tril)
-        self.evidence.copy_(value + 0.5 * slope @ shift + factor.diagonal().log().sum())
+        log_volume = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        self.evidence.copy_(value + 0.5 * (slope * shift).sum(-1) + log_volume)
 
     def _in_double(
         self, features: nn.Module, batch: Batch, bias: bool
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Design `[B, P]`, targets, sigmas and example weights, each `[B, K]`."""
+        """Design `[B, P]`, targets and sigmas `[B, K]`, example weights `[..., B, K]`."""
         with torch.no_grad():
             design = features(batch.inputs.to(self.device)).double()
         targets = batch.targets.to(self.device).double()
@@ -117,7 +127,8 @@ class Linear(Method):
         else:
             sigma = self.likelihood.log_sigma.double().exp().expand_as(targets)
         weights = targets.new_ones(len(targets)) if batch.weights is None else batch.weights.to(targets)
-        return design, targets, sigma, weights[:, None].expand_as(targets)
+        weights = weights.movedim(0, -1)[..., None]  # [..., B, 1]
+        return design, targets, sigma, weights.expand(*weights.shape[:-1], targets.shape[1])
 
     def log_evidence(self) -> float:
         """Log marginal likelihood of the training targets, log E_prior[p(D | w)], in nats.
@@ -134,10 +145,11 @@ class Linear(Method):
         return {JOINT: _normal(self.mean, self.scale_tril)}
 
     def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draws from the posterior, stacked `[S, *shape]`."""
+        """Draws from the posterior, stacked `[S, *shape]`; of R ones `[S * R, *shape]`, by equal noise."""
         kind: dict[str, Any] = {"device": self.mean.device, "dtype": self.mean.dtype}
-        noise = torch.randn(num_samples, len(self.mean), generator=generator, **kind)
-        return self._unravel(self.mean + noise @ self.scale_tril.mT)
+        noise = torch.randn(num_samples, self.mean.shape[-1], generator=generator, **kind)
+        draws = self.mean[..., None, :] + noise @ self.scale_tril.mT  # [..., S, d]
+        return self._unravel(draws.movedim(-2, 0).reshape(-1, self.mean.shape[-1]))
 
     def _unravel(self, vectors: Tensor) -> dict[str, Tensor]:
         """Weights `[S, *shape]`, in the precision of the network, from vectors `[S, d]`."""
@@ -161,10 +173,17 @@ class Linear(Method):
     # ---- prediction
 
     def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
-        """Predictions under `num_samples` drawn functions, each shared by all inputs."""
-        return self.likelihood.predict(
-            sampled_outputs(self.network, self.sample_weights, inputs, num_samples, generator)
-        )
+        """Predictions under `num_samples` drawn functions, each shared by all inputs; of R posteriors R S."""
+        outputs = sampled_outputs(self.network, self.sample_weights, inputs, num_samples, generator)
+        # Sample after sample they were drawn, in pieces; posterior after posterior they are due.
+        by_posterior = outputs.unflatten(0, (num_samples, -1)).transpose(0, 1).flatten(0, 1)
+        return self.likelihood.predict(by_posterior)
+
+
+def _weightings(problem: Problem) -> torch.Size:
+    """`(R,)` if every example has R weights, else `()`."""
+    weights = problem.train[0][2:]
+    return torch.as_tensor(weights[0]).shape if weights else torch.Size()
 
 
 def _normal(mean: Tensor, scale_tril: Tensor) -> MultivariateNormal:

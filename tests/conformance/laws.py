@@ -362,6 +362,27 @@ def weights_count_examples(case: Case, weight: int, repetitions: int = 200) -> N
     assert_mean_is(torch.stack(differences), 0.0, slack=1e-5 * (1 + size))
 
 
+def reweighted_fits_are_those_made_one_by_one(case: Case) -> None:
+    """Fits under several weightings predict what fits to the weighted examples predict, made one by one.
+
+    An example of weight 0 is not in the data, and all fits predict under the same draws.
+    """
+    rows = len(case.batch.inputs)
+    weights = torch.rand(3, rows, generator=generator(6)) + 0.1
+    weights[0], weights[1, ::3], weights[2, 5:] = 1.0, 0.0, 0.0
+    together, alone = case.engine(), case.engine()
+    method = together.fit_weighted(case.problem, weights, BUDGET)
+    expected = []
+    for w in weights:
+        kept = w.nonzero().squeeze(1)
+        expected.append(alone.fit(problems.with_rows(case.problem, kept, w[kept]), BUDGET))
+    prediction = predict(method, case.inputs)
+    singles = [predict(m, case.inputs) for m in expected]
+    joined = {name: torch.cat([vars(p)[name] for p in singles]) for name in vars(prediction)}
+    assert_same_prediction(prediction, type(prediction)(**joined))
+    assert differ(singles[1], singles[0])
+
+
 def weights_reach_training(case: Case) -> None:
     """Weights of the data set reach the loss: with all of them zero there is no likelihood left."""
     rows = torch.arange(len(case.batch.inputs))

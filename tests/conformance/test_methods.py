@@ -164,6 +164,12 @@ def test_weights_reach_training(case):
     laws.weights_reach_training(case)
 
 
+@cases("mlp", where=providing("weighted"))
+def test_reweighted_fits_are_those_made_one_by_one(case):
+    """Several weightings at once are several fits."""
+    laws.reweighted_fits_are_those_made_one_by_one(case)
+
+
 @cases(where=loss_is_over_its_predictions)
 def test_likelihood_term_is_of_the_predictions(case):
     """Training and prediction speak of the same network; false alarm 7e-6."""

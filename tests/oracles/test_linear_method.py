@@ -16,6 +16,7 @@ from torch.testing import assert_close
 from torch.utils.data import TensorDataset
 
 from bench import likelihoods, networks, priors
+from bench import weights as weights_module
 from bench.contract import JOINT, Batch, Budget, Problem
 from bench.engine import Engine, TrainerOptions
 from bench.errors import UsageError
@@ -188,6 +189,63 @@ def test_whole_weights_count_examples():
     assert_close(weighted.mean, counted.mean)
     assert_close(weighted.scale_tril, counted.scale_tril)
     assert weighted.log_evidence() == pytest.approx(counted.log_evidence(), rel=1e-12)
+
+
+@BIASES
+@pytest.mark.parametrize("batch_size", [None, 4])
+def test_many_weightings_are_as_many_posteriors(bias, batch_size):
+    """Two outputs, a correlated prior, 40 weightings with zeros: posterior, evidence, prediction."""
+    problem = Enumerated(bias).problem
+    weights = torch.rand(40, 13, generator=generator(11)).double() * 2
+    weights[weights < 0.5] = 0
+    x, y = problem.train.tensors
+    together = fit(replace(problem, train=TensorDataset(x, y, weights.T)), batch_size)
+    inputs = torch.randn(5, 1, 3, generator=generator(9)).double()
+    predicted = together.predict(inputs, 3, generator(2)).mean.unflatten(0, (40, 3))
+    for r, row in enumerate(weights):
+        kept = row.nonzero().squeeze(1)
+        alone = fit(problems.with_rows(problem, kept, row[kept]), batch_size)
+        assert_close(together.mean[r], alone.mean, rtol=1e-9, atol=1e-9)
+        assert_close(together.scale_tril[r], alone.scale_tril, rtol=1e-9, atol=1e-9)
+        assert together.evidence[r].item() == pytest.approx(alone.log_evidence(), rel=1e-10)
+        expected = alone.predict(inputs, 3, generator(2)).mean
+        assert_close(predicted[r], expected, rtol=1e-9, atol=1e-9)
+
+
+def test_order_of_samples_does_not_depend_on_pieces(monkeypatch):
+    """Posterior after posterior, also where draws are made a few at a time."""
+    problem = Enumerated().problem
+    x, y = problem.train.tensors
+    weighted = replace(problem, train=TensorDataset(x, y, torch.tensor([[1.0, 5.0]] * 13)))
+    method = fit(weighted)
+    whole = method.predict(x, 7, generator(2)).mean
+    monkeypatch.setattr(weights_module, "_CHUNK", 2 * 8)
+    pieces = method.predict(x, 7, generator(2)).mean
+    spread = whole.unflatten(0, (2, 7)).std(1).mean((1, 2))
+    assert spread[0] > 1.5 * spread[1]
+    assert_close(pieces.unflatten(0, (2, 7)).std(1).mean((1, 2)), spread, rtol=0.9, atol=0)
+    assert_close(pieces[:2], whole[:2])
+    assert_close(pieces[7:9], whole[7:9])
+
+
+def test_posterior_mean_is_near_weighted_least_squares():
+    """A prior of sd 10 and noise of 0.01 pull by the ratio of their precisions, 1e-6, over the data's.
+
+    Weights as unequal as unbiased estimators make them, few examples: within 1e-5 of numpy's least squares.
+    """
+    g = generator(12)
+    x, y = torch.rand(40, 1, generator=g).double(), torch.randn(40, 1, generator=g).double()
+    weights = torch.exp(2 * torch.randn(30, 40, generator=g)).double()
+    weights[:, 12:] = 0
+    data = TensorDataset(x, y, weights.T)
+    network = in_double(lambda dropout, width: nn.Linear(1, 1))
+    method = fit(Problem(network, gaussian(0.01), priors.normal(0, 10), data, None, 40))
+    design = torch.cat([x, torch.ones_like(x)], 1)
+    for mean, row in zip(method.mean, weights, strict=True):
+        root = row.sqrt()[:, None]
+        expected = np.linalg.lstsq((root * design).numpy(), (root * y).numpy()[:, 0], rcond=None)[0]
+        assert_close(mean.numpy(), expected, rtol=1e-5, atol=1e-5)
+        assert not np.array_equal(mean.numpy(), expected)
 
 
 def test_posterior_as_prior_obeys_the_chain_rule():
