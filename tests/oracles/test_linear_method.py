@@ -229,9 +229,9 @@ def test_order_of_samples_does_not_depend_on_pieces(monkeypatch):
 
 
 def test_posterior_mean_is_near_weighted_least_squares():
-    """A prior of sd 10 and noise of 0.01 pull by the ratio of their precisions, 1e-6, over the data's.
+    """A prior of sd 10 and noise of 0.001 pull by the ratio of their precisions, 1e-8, over the data's.
 
-    Weights as unequal as unbiased estimators make them, few examples: within 1e-5 of numpy's least squares.
+    Weights as unequal as unbiased estimators make them, few examples: within 1e-6 of numpy's least squares.
     """
     g = generator(12)
     x, y = torch.rand(40, 1, generator=g).double(), torch.randn(40, 1, generator=g).double()
@@ -239,12 +239,12 @@ def test_posterior_mean_is_near_weighted_least_squares():
     weights[:, 12:] = 0
     data = TensorDataset(x, y, weights.T)
     network = in_double(lambda dropout, width: nn.Linear(1, 1))
-    method = fit(Problem(network, gaussian(0.01), priors.normal(0, 10), data, None, 40))
+    method = fit(Problem(network, gaussian(0.001), priors.normal(0, 10), data, None, 40))
     design = torch.cat([x, torch.ones_like(x)], 1)
     for mean, row in zip(method.mean, weights, strict=True):
         root = row.sqrt()[:, None]
         expected = np.linalg.lstsq((root * design).numpy(), (root * y).numpy()[:, 0], rcond=None)[0]
-        assert_close(mean.numpy(), expected, rtol=1e-5, atol=1e-5)
+        assert_close(mean.numpy(), expected, rtol=1e-6, atol=1e-6)
         assert not np.array_equal(mean.numpy(), expected)
 
 
