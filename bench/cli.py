@@ -258,13 +258,14 @@ def _figures(arguments: list[str]) -> None:
     from bench import figures
     from bench.runner import load_scores
 
-    if arguments[:1] == ["continual"]:
-        _compare_continual(arguments[1:])
+    compare = {"continual": _compare_continual, "active": _compare_active}
+    if arguments[:1] and arguments[0] in compare:
+        compare[arguments[0]](arguments[1:])
         return
     parser = _Parser(
         "bench figures",
         description="Draw the figures of runs anew, from their arrays. `bench figures continual` draws one "
-        "figure of several runs of continual learning.",
+        "figure of several runs of continual learning, `bench figures active` those of active learning.",
     )
     parser.add_argument("RUN", nargs="+", type=str, help="directory of a run")
     for name in parser.parse_args(arguments).RUN:
@@ -301,6 +302,48 @@ def _compare_continual(arguments: list[str]) -> None:
     charts = {"accuracy": continual.comparison(runs), "gradients": continual.gradients(curves)}
     for path in figures.save({name: c for name, c in charts.items() if c is not None}, Path(chosen.to)):
         output.print(str(path), soft_wrap=True)
+
+
+def _compare_active(arguments: list[str]) -> None:
+    from bench import active, figures
+    from bench.records import read_record
+    from bench.runner import load_scores
+
+    parser = _Parser(
+        "bench figures active",
+        description="Learning curves, errors of risk estimates and biases of several runs: a line per method "
+        "and variant, a band over its seeds; then what can be said of the differences, with intervals.",
+    )
+    parser.add_argument("RUN", nargs="+", type=str, help="directory of a run or committed record")
+    parser.add_argument("--to", type=str, default="figures", help="folder of the figures")
+    parser.add_argument(
+        "--band",
+        type=Literal["sd", "standard_error", "iqr"],
+        default="standard_error",
+        help="what is shaded over the trajectories of active learning",
+    )
+    chosen = parser.parse_args(arguments)
+    runs: list[active.Run] = []
+    charts: dict[str, Any] = {}
+    for name in chosen.RUN:
+        record = read_record(Path(name))
+        task, arrays = load_scores(Path(name))
+        if isinstance(task, active.Measured):
+            variant = record.task.identity.removeprefix(record.task.name).removeprefix("+")
+            own = (record.task.name, record.method.identity, variant, record.seed)
+            runs.append(active.Run(*own, task.measured(arrays)))
+        elif record.task.name.startswith(
+            "active_"
+        ):  # a run of all its trajectories, which compares by itself
+            title = f"{record.task.identity}-{record.method.identity}-seed{record.seed}"
+            charts |= {f"{title}-{key}": chart for key, chart in task.figures(arrays).items()}
+        else:
+            raise UsageError(f"{name} is a run of {record.task.name}, which is no task of active learning")
+    found, sentences = active.comparison(runs, chosen.band)
+    for path in figures.save(charts | found, Path(chosen.to)):
+        output.print(str(path), soft_wrap=True)
+    for sentence in sentences:
+        output.print(sentence, soft_wrap=True)
 
 
 def _data(arguments: list[str]) -> None:

@@ -24,6 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench import randomness
 from bench.errors import DataError, UsageError
 
 CLASSES = 10
@@ -151,7 +152,56 @@ def load(name: str, data_dir: Path | str | None = None) -> Images:
         UsageError: No data set has this name.
         DataError: The data are missing and cannot be downloaded, or are not the published ones.
     """
+    return _images(name, _obtain(name, data_dir)[1], SOURCES[name].digest)
+
+
+UNBALANCED = (1.0, 0.5, 0.5, 0.2, 0.2, 0.2, 0.1, 0.1, 0.01, 0.01)
+"""Share of each class that `unbalanced` keeps: thesis 004, appendix C.1."""
+LABEL_NOISE = 0.1
+"""Share of the training labels that `unbalanced` draws anew."""
+
+
+def unbalanced(
+    name: str, data_dir: Path | str | None = None, train_share: float = 1.0, balanced: bool = False
+) -> Images:
+    """Load a data set made hard for active learning: few examples of most classes, and wrong labels.
+
+    A tenth of the training labels is replaced by labels drawn uniformly, which may be the same again; then of
+    each class, as labelled now, the share UNBALANCED is kept, at least one example; which ones is random, and
+    the same in every run. Test labels keep the truth. Thesis 004, appendix C.1.
+
+    Args:
+        name: One of SOURCES.
+        data_dir: As in `load`.
+        train_share: Factor on the shares of the training set, in (0, 1].
+        balanced: Keep the mean of UNBALANCED of every class: as many examples, in the usual proportions.
+
+    Returns:
+        The images that are kept, in random order; the digest is of these, in uint8 as published.
+
+    Raises:
+        UsageError: No data set has this name.
+        DataError: As in `load`.
+    """
     _, arrays = _obtain(name, data_dir)
+    generators = {
+        p: np.random.default_rng(randomness.derive(0, "unbalanced", name, p)) for p in ("train", "test")
+    }
+    labels = arrays["train_labels"].copy()
+    noisy = generators["train"].permutation(len(labels))[: int(LABEL_NOISE * len(labels))]
+    labels[noisy] = generators["train"].integers(CLASSES, size=len(noisy))
+    shares = np.full(CLASSES, np.mean(UNBALANCED)) if balanced else np.array(UNBALANCED)
+    kept = {}
+    for part, of, factor in (("train", labels, train_share), ("test", arrays["test_labels"], 1.0)):
+        order = generators[part].permutation(len(of))
+        by_class = [order[of[order] == c] for c in range(CLASSES)]
+        rows = [r[: max(1, int(s * factor * len(r)))] for r, s in zip(by_class, shares, strict=True)]
+        rows = generators[part].permutation(np.concatenate(rows))
+        kept |= {f"{part}_inputs": arrays[f"{part}_inputs"][rows], f"{part}_labels": of[rows]}
+    return _images(name, kept, array_digest(kept))
+
+
+def _images(name: str, arrays: Mapping[str, np.ndarray], digest: str) -> Images:
     white = np.float32(SOURCES[name].white)
     tensors = {
         array: torch.from_numpy(
@@ -159,7 +209,7 @@ def load(name: str, data_dir: Path | str | None = None) -> Images:
         )
         for array, raw in arrays.items()
     }
-    return Images(**tensors, digest=SOURCES[name].digest)
+    return Images(**tensors, digest=digest)
 
 
 def find(name: str, data_dir: Path | str | None = None) -> Path | None:

@@ -1,0 +1,251 @@
+"""Active testing: how few test labels does it take to know a model's risk, if its posterior says which?
+
+Question: do a posterior's uncertainties guide the choice of test points to those that tell most of the risk?
+
+Protocol: two models are fitted and then fixed: the full one to all training images but the last tenth, which
+stops the fit early; its test pool is the whole published test set. The small one is fitted to 1000 points of
+the data of active learning (`bench.active`), its test pool is that unbalanced test set. The risk is the mean
+over the test pool of -log p(label). In 5,000 trajectories test labels are bought one by one without
+replacement, and R~, PURE and LURE estimate the risk from M of them. Proposals are made of the model's BALD
+scores over its test pool: softmax at T = 10,000 of the scores divided by their sum, and in proportion to the
+scores, none counted below a tenth of their mean; after a draw the others keep their ratios. They know no
+label. Uniform draws from the same random numbers are what they are compared with. Losses of a fixed model are
+fixed: `run` keeps predictions and scores, and `score` plays the trajectories, the same in every run.
+
+Source: thesis 004, section 5.2 (Figs 5.7, 5.8b, 5.8c, C.1b); Kossen et al. 2021. Deviations: the source does
+not say what its fully trained model was trained on, nor whether scores are normalised anew after every draw;
+here they are not, since those of a fixed model do not change.
+
+What would mislead: squared errors of two models, whose risks differ; compare the ratio to uniform sampling of
+the same model. Under the softmax points with a low score may weigh as much as all others and hardly ever be
+drawn: 5,000 trajectories then see none of them, and show an error that is far too small. `first_draw_ratio`
+is exact, and says so. A method without spread has BALD 0, draws uniformly, and has the ratio 1.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from bench import active, data, likelihoods, metrics, priors
+from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Row, Spec, Task, Undefined
+from bench.settings import Count, Positive, settings
+
+NAMES: dict[str, dict[str, object]] = {
+    "active_testing_mnist": {"dataset": "mnist"},
+    "active_testing_fashion_mnist": {"dataset": "fashion_mnist"},
+    "active_testing_digits": {"dataset": "digits", "network": "mlp"},
+}
+
+PRESETS: dict[str, dict[str, object]] = {
+    "smoke": {"epochs": 1, "test_samples": 4, "trajectories": 200},
+    "paper": {"epochs": 100, "patience": 20},
+}
+
+MODELS = ("full", "small")
+SMALL = 1000
+"""Training points of the small model, or as many as there are."""
+BATCH_SIZE = 64
+
+
+@settings
+class Settings:
+    """Settings of active testing."""
+
+    dataset: Literal["mnist", "fashion_mnist", "digits"]
+    """Images: fixed by the task's name."""
+    network: Literal["conv", "mlp"] = "conv"
+    """conv has two convolutional and two linear layers, mlp one hidden layer of 50 units."""
+    acquired: Count = 70
+    """Test labels bought in a trajectory, at least 1."""
+    trajectories: Annotated[int, Field(ge=2)] = 5000
+    """Trajectories R, at least 2."""
+    score: active.Score = "bald"
+    """What makes a test point worth its label: bald, predictive_entropy or variation_ratio."""
+    temperature: Positive = 10_000.0
+    """T of the softmax, on scores divided by their sum, above 0."""
+    epochs: Count = 10
+    """Epochs of a fit at most, at least 1."""
+    patience: Count = 5
+    """Epochs without a better validation NLL after which a fit stops, at least 1."""
+    test_samples: Count = 100
+    """Weight samples S of the predictions and of the scores, at least 1."""
+
+
+class ActiveTesting(Task):
+    """Two fixed models, and trajectories of test labels."""
+
+    settings_class = Settings
+    settings: Settings
+
+    @property
+    def spec(self) -> Spec:
+        """What is measured."""
+        last = "after the last label"
+        found = {
+            "risk": Metric("mean of -log p(label) over the test pool, full model", "nats", 0, np.inf),
+            "accuracy": Metric("share of right classes, full model", "fraction", 1, 0),
+            "error_uniform": Metric(f"mean squared error, uniform draws, {last}", "nats squared", 0, np.inf),
+        }
+        for guide in active.GUIDES:
+            ratio = f"mean squared error of LURE, {guide}, over that of uniform draws, {last}"
+            found |= {
+                f"ratio_{guide}": Metric(ratio, "ratio", 0, np.inf),
+                f"ratio_{guide}_low": Metric("its 95% interval, lower end", "ratio", 0, np.inf),
+                f"ratio_{guide}_high": Metric("its 95% interval, upper end", "ratio", 0, np.inf),
+                f"first_draw_ratio_{guide}": Metric(
+                    f"the same after one draw, {guide}, exact", "ratio", 0, np.inf, may_be_undefined=True
+                ),
+            }
+            for e, name in active.OBJECTIVES.items():
+                error = f"mean squared error of {name}, {guide}, {last}"
+                found[f"error_{guide}_{e}"] = Metric(error, "nats squared", 0, np.inf)
+        for e, name in active.OBJECTIVES.items():
+            bias = f"mean of risk minus {name}, small model, softmax, {last}"
+            found[f"bias_{e}"] = Metric(bias, "nats", -np.inf, np.inf)
+            error = "its standard error over the trajectories"
+            found[f"bias_{e}_error"] = Metric(error, "nats", 0, np.inf)
+        return Spec(
+            question="Does the posterior's uncertainty tell which test labels are worth buying?",
+            source="thesis 004, section 5.2; Kossen et al. 2021",
+            version=1,
+            metrics=found,
+            main_metric="ratio_proportional",
+        )
+
+    # ---- data
+
+    @property
+    def images(self) -> data.Images:
+        """The published data set, read once."""
+        if not hasattr(self, "_images"):
+            self._images = data.load(self.settings.dataset, self.data_dir)
+        return self._images
+
+    @property
+    def unbalanced(self) -> active.Data:
+        """The data of active learning, read once."""
+        if not hasattr(self, "_unbalanced"):
+            self._unbalanced = active.load(self.settings.dataset, data_dir=self.data_dir)
+        return self._unbalanced
+
+    def data_digest(self) -> str:
+        """Digest of the digests of both."""
+        digests = {"full": self.images.digest, "small": self.unbalanced.digest}
+        return data.array_digest({k: np.frombuffer(bytes.fromhex(d), np.uint8) for k, d in digests.items()})
+
+    def examples(self, model: str) -> tuple[TensorDataset, TensorDataset]:
+        """Training and validation examples."""
+        if model == "small":
+            pool, labels = self.unbalanced.pool[:SMALL], self.unbalanced.pool_labels[:SMALL]
+            return TensorDataset(pool, labels), self.unbalanced.val
+        inputs = active.standardise(self.settings.dataset, self.images.train_inputs)
+        labels, cut = self.images.train_labels, len(inputs) - len(inputs) // 10
+        return TensorDataset(inputs[:cut], labels[:cut]), TensorDataset(inputs[cut:], labels[cut:])
+
+    def pool(self, model: str) -> Tensor:
+        """Inputs of the test pool `[N, 1, H, W]`."""
+        if model == "small":
+            return self.unbalanced.test
+        return active.standardise(self.settings.dataset, self.images.test_inputs)
+
+    # ---- protocol
+
+    def problem(self, model: str = "full") -> Problem:
+        """What is fitted before any testing."""
+        train, val = self.examples(model)
+        return Problem(
+            network=active.network(self.settings.network, train.tensors[0][0].numel()),
+            likelihood=likelihoods.Categorical(),
+            prior=priors.normal(0, 0.25),
+            train=train,
+            val=val,
+            num_train=len(train),
+        )
+
+    def run(self, engine: Engine) -> Arrays:
+        """Class predictions and scores of both models on their test pools."""
+        own = self.settings
+        arrays: Arrays = {}
+        for number, model in enumerate(MODELS, 1):
+            engine.stage(f"{model} model", number, len(MODELS))
+            method = engine.fit(self.problem(model), Budget(own.epochs, BATCH_SIZE, own.patience))
+            prediction = engine.predict(method, self.pool(model), own.test_samples)
+            arrays |= {
+                f"{model}_log_probs": metrics.store(prediction.average()),
+                f"{model}_scores": active.SCORES[own.score](prediction).float().numpy(),
+            }
+        return arrays
+
+    def targets(self) -> Arrays:
+        """Labels of both test pools."""
+        return {
+            "full_labels": self.images.test_labels.byte().numpy(),
+            "small_labels": self.unbalanced.test_labels.byte().numpy(),
+        }
+
+    # ---- scoring
+
+    def measured(self, arrays: Arrays) -> dict[str, active.Trajectories]:
+        """The trajectories of both models; kept, since figures and curves ask for them too."""
+        key = data.array_digest(arrays)
+        if getattr(self, "_played", (None,))[0] != key:
+            own = self.settings
+            found = {}
+            for model in MODELS:
+                labels = arrays[f"{model}_labels"]
+                losses = -metrics.restore(arrays[f"{model}_log_probs"])[np.arange(len(labels)), labels]
+                scores = arrays[f"{model}_scores"].astype(np.float64)
+                found[model] = active.simulate(
+                    losses, scores, own.temperature, own.trajectories, own.acquired
+                )
+            self._played = key, found
+        return self._played[1]
+
+    def score(self, arrays: Arrays) -> Metrics:
+        """Errors after the last label, of the full model; biases, of the small one."""
+        tested = self.measured(arrays)
+        full, small = tested["full"], tested["small"]
+        predicted = metrics.restore(arrays["full_log_probs"]).argmax(1)
+        scores: Metrics = {
+            "risk": full.risk,
+            "accuracy": metrics.accuracy(predicted, arrays["full_labels"]),
+            "error_uniform": float(full.squared_error("uniform", "plain")[:, -1].mean()),
+        }
+        for guide in active.GUIDES:
+            ratio, first = full.ratio(guide), full.first_draw[guide]
+            scores |= {
+                f"ratio_{guide}": float(ratio.centre[-1]),
+                f"ratio_{guide}_low": float(ratio.low[-1]),
+                f"ratio_{guide}_high": float(ratio.high[-1]),
+                f"first_draw_ratio_{guide}": first if np.isfinite(first) else Undefined("it overflows"),
+            }
+            for e in active.OBJECTIVES:
+                scores[f"error_{guide}_{e}"] = float(full.squared_error(guide, e)[:, -1].mean())
+        for e in active.OBJECTIVES:
+            bias = small.bias("softmax", e)[:, -1]
+            scores[f"bias_{e}"] = float(bias.mean())
+            scores[f"bias_{e}_error"] = float(bias.std(ddof=1) / np.sqrt(len(bias)))
+        return scores
+
+    def curves(self, arrays: Arrays) -> list[Row]:
+        """Mean squared error and mean bias of every estimator under every proposal, against M."""
+        rows = []
+        for model, found in self.measured(arrays).items():
+            for proposal, estimates in found.estimates.items():
+                for e in estimates:
+                    series = f"{proposal}, {active.OBJECTIVES[e]}"
+                    for what in ("squared_error", "bias"):
+                        values = getattr(found, what)(proposal, e).mean(0)
+                        name = f"{what.replace('_', ' ')} ({model} model)"
+                        pairs = zip(found.points, values, strict=True)
+                        rows += [Row(name, series, float(m), float(value)) for m, value in pairs]
+        return rows
+
+    def figures(self, arrays: Arrays) -> dict[str, Any]:
+        """Mean squared error, bias and variance against M."""
+        return active.error_charts({"One model": [self.measured(arrays)]})

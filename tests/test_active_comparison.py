@@ -1,0 +1,232 @@
+"""Several runs together: figures, and sentences that are said only where an interval shows them."""
+
+import json
+
+import numpy as np
+import pytest
+import toys
+
+import bench
+from bench import active, bands, figures
+from bench.cli import main
+from bench.errors import UsageError
+
+POINTS = np.array([10, 13, 16])
+
+
+def learning(plain, pure=None, lure=None):
+    """A trajectory with these mean test NLLs."""
+    values = [plain, plain if pure is None else pure, plain if lure is None else lure]
+    nll = np.array(values)[None] + np.array([[0.1], [0.0], [-0.1]])
+    risks = np.repeat(nll[..., None] - 0.2, 3, 2)
+    return active.Learning(POINTS, nll, np.full((3, 3), 0.5), risks)
+
+
+def runs(**lines):
+    """Runs of a task, a line's trajectories in the order of their seeds."""
+    return [
+        active.Run("active_mnist", line, "", seed, found)
+        for line, trajectories in lines.items()
+        for seed, found in enumerate(trajectories)
+    ]
+
+
+NOISE = np.array([0.01, -0.01, 0.02, -0.02])
+
+
+def said(*given):
+    """The sentences of a comparison."""
+    return active.comparison([run for part in given for run in part])[1]
+
+
+def flips(sentences):
+    return [s for s in sentences if "flips" in s]
+
+
+def test_flip_is_said_where_both_intervals_exclude_no_difference():
+    a = [learning(1.0 + e, lure=1.5 - e, pure=1.0 + e) for e in NOISE]
+    b = [learning(1.2, lure=1.2) for _ in NOISE]
+    sentences = said(runs(radial=a, mc_dropout=b))
+    assert flips(sentences) == [
+        "active_mnist: removing the bias flips the order of mc_dropout and radial (LURE against R~)"
+    ]
+    assert any("both with R~, is 0.2" in s and s.endswith(": radial is better") for s in sentences)
+    assert any("both with LURE, is -0.3" in s and s.endswith(": mc_dropout is better") for s in sentences)
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ([learning(1.0 + 30 * e, lure=1.5) for e in NOISE], [learning(1.2, lure=1.2)] * 4),  # R~ too noisy
+        ([learning(1.0, lure=1.5 + 30 * e) for e in NOISE], [learning(1.2, lure=1.2)] * 4),  # LURE too noisy
+        ([learning(1.0 + e, lure=1.1) for e in NOISE], [learning(1.2, lure=1.2)] * 4),  # no other order
+        ([learning(1.0, lure=1.5)] * 2, [learning(1.2, lure=1.2)] * 2),  # too few
+    ],
+)
+def test_flip_is_not_said_otherwise(a, b):
+    assert not flips(said(runs(radial=a, mc_dropout=b)))
+
+
+def test_differences_are_paired_by_seed():
+    """Seeds differ by much more than the two methods, by less than nothing when paired."""
+    base = 1 + 100 * NOISE
+    a = [learning(x) for x in base]
+    b = [learning(x + 0.05 + e / 10) for x, e in zip(base, NOISE, strict=True)]
+    (sentence,) = [s for s in said(runs(a=a, b=b)) if "both with R~" in s]
+    assert sentence.endswith("a is better")
+    shuffled = [active.Run("active_mnist", "b", "", seed, b[(seed + 1) % 4]) for seed in range(4)]
+    (sentence,) = [s for s in said(runs(a=a), shuffled) if "both with R~" in s]
+    assert sentence.endswith("no difference shown")
+
+
+def test_interval_of_a_cost_is_students():
+    costs = np.array([0.1, 0.3, 0.2, 0.25])
+    (sentence,) = [s for s in said(runs(a=[learning(1, lure=1 + c) for c in costs])) if "LURE minus" in s]
+    low, high = 0.2125 - 3.1824 * costs.std(ddof=1) / 2, 0.2125 + 3.1824 * costs.std(ddof=1) / 2
+    assert sentence.startswith("active_mnist, a: LURE minus R~ in mean test NLL is 0.2125 (")
+    shown = sentence.split("(")[1].split(",")[0].split(" to ")
+    assert [float(x) for x in shown] == pytest.approx([low, high], rel=0.08)  # Monte Carlo of bench.bands
+    assert sentence.endswith("n = 4): it costs")
+
+
+def test_two_runs_have_no_interval():
+    (sentence,) = [s for s in said(runs(a=[learning(1, lure=2)] * 2)) if "LURE minus" in s]
+    assert "2 runs: no interval below 3" in sentence
+    assert sentence.endswith("no difference shown")
+
+
+def test_runs_of_other_tasks_are_compared_apart_and_doubles_are_refused():
+    found = runs(a=[learning(1.0)] * 3)
+    other = [run._replace(task="active_fashion_mnist", method="b") for run in found]
+    charts, sentences = active.comparison(found + other)
+    assert {name.rpartition("-")[0] for name in charts} == {"active_mnist", "active_fashion_mnist"}
+    assert not any("minus b" in s or "a minus" in s for s in sentences)
+    with pytest.raises(UsageError, match="active_mnist, a: seed 0 is given twice"):
+        active.comparison(found + found[:1])
+    short = active.Learning(
+        POINTS[:2], *(x[:2] for x in (found[0].found.nll, found[0].found.accuracy, found[0].found.risks))
+    )
+    with pytest.raises(UsageError, match="different numbers of points"):
+        active.comparison([*found, active.Run("active_mnist", "c", "", 0, short)])
+
+
+def test_variants_are_compared_one_change_at_a_time_and_never_flip():
+    a = [learning(1.0 + e, lure=1.5 - e) for e in NOISE]
+    b = [learning(1.2, lure=1.2) for _ in NOISE]
+    balanced = [run._replace(variant="balanced=true") for run in runs(radial=b, mc_dropout=b)]
+    sentences = said(runs(radial=a), balanced)
+    pairs = {s.split(" in mean")[0] for s in sentences if "both with R~" in s}
+    assert pairs == {
+        "active_mnist: radial minus radial, balanced=true",
+        "active_mnist: mc_dropout, balanced=true minus radial, balanced=true",
+    }
+    assert not flips(sentences)
+
+
+@pytest.mark.parametrize("kind", ["sd", "standard_error", "iqr"])
+def test_bands_are_those_named_and_figures_say_so(kind, tmp_path):
+    trajectories = [learning(1.0 + e, lure=1.1) for e in NOISE]
+    charts, _ = active.comparison(runs(radial=trajectories, mc_dropout=trajectories), kind)
+    assert charts.keys() == {"active_mnist-nll", "active_mnist-accuracy", "active_mnist-overfitting_bias"}
+    text = charts["active_mnist-nll"].to_json()
+    assert bands.CAPTIONS[kind] in json.loads(json.dumps(text))
+    own = bands.band(np.stack([t.nll[:, 0] for t in trajectories]), kind)
+    values = [row for data in walk(json.loads(text)) for row in data if row.get("series") == "R~"]
+    assert {round(v["low"], 9) for v in values} == {round(float(x), 9) for x in own.low}
+    assert len(figures.save(charts, tmp_path)) == 6
+
+
+def walk(chart):
+    """All lists of values in a chart."""
+    if isinstance(chart, dict):
+        for key, value in chart.items():
+            if key == "values" and isinstance(value, list):
+                yield value
+            else:
+                yield from walk(value)
+    elif isinstance(chart, list):
+        for value in chart:
+            yield from walk(value)
+
+
+# ---- active testing
+
+SIZE = 60
+
+
+def models(follow, seed=0, trajectories=400):
+    """Two models whose scores follow their losses by as much."""
+    rng = np.random.default_rng(seed)
+    losses = rng.gamma(0.5, 1, SIZE)
+    scores = follow * losses + (1 - follow) * rng.permutation(losses)
+    found = active.simulate(losses, scores, 20.0, trajectories, 20)
+    return {"full": found, "small": found}
+
+
+def trials(**lines):
+    """Runs of active testing."""
+    return [
+        active.Run("active_testing_mnist", line, "", seed, found)
+        for line, models in lines.items()
+        for seed, found in enumerate(models)
+    ]
+
+
+def test_guidance_is_said_where_the_interval_excludes_one():
+    sentences = said(trials(good=[models(1.0)], blind=[models(0.0)]))
+    good = [s for s in sentences if ", good, seed 0" in s and "proportional" in s]
+    blind = [s for s in sentences if ", blind, seed 0" in s and "proportional" in s]
+    assert len(good) == len(blind) == 1
+    assert good[0].endswith("it guides better")
+    assert not blind[0].endswith("it guides better")
+    same = said(
+        trials(
+            none=[{m: active.simulate(np.arange(9.0), np.zeros(9), 1.0, 50, 4) for m in ("full", "small")}]
+        )
+    )
+    assert all(s.endswith("no difference shown") for s in same)
+
+
+def test_methods_are_compared_over_seeds():
+    good, blind = ([models(follow, seed) for seed in range(4)] for follow in (1.0, 0.0))
+    sentences = said(trials(a=good, b=blind))
+    (sentence,) = [s for s in sentences if "a minus b" in s and "proportional" in s]
+    assert sentence.endswith("a guides better")
+    (sentence,) = [s for s in said(trials(a=good[:2], b=blind[:2])) if "a minus b" in s and "prop" in s]
+    assert sentence.endswith("no difference shown")
+
+
+def test_figures_of_testing_are_drawn(tmp_path):
+    charts, _ = active.comparison(trials(a=[models(1.0), models(1.0, 1)], b=[models(0.5)]))
+    assert {name.rpartition("-")[2] for name in charts} == {"squared_error", "bias", "variance"}
+    for path in figures.save(charts, tmp_path):
+        assert 0 < path.stat().st_size < 2**20
+
+
+# ---- the command
+
+TINY = {"acquired": 1, "epochs": 1, "acquisition_samples": 2, "test_samples": 2}
+
+
+def test_command_draws_and_says(tmp_path, capsys):
+    learned = [
+        bench.run(method, "active_digits", seed=seed, task_settings=TINY, out=tmp_path / "runs").directory
+        for method, seed in (("map", 0), ("map", 1), ("mfvi", 0))
+    ]
+    few = {"epochs": 1, "test_samples": 2, "trajectories": 20}
+    learned.append(
+        bench.run("mfvi", "active_testing_digits", task_settings=few, out=tmp_path / "runs").directory
+    )
+    assert main(["figures", "active", *map(str, learned), "--to", str(tmp_path / "f")]) == 0
+    shown = capsys.readouterr().out
+    assert len(list((tmp_path / "f").glob("active_digits-*.svg"))) == 3
+    assert len(list((tmp_path / "f").glob("active_testing_digits-*.svg"))) == 3
+    assert "LURE minus R~ in mean test NLL is" in shown
+    assert "flips" not in shown
+    assert "of uniform sampling is" in shown.replace("\n", " ")
+
+
+def test_command_refuses_other_runs(tmp_path, capsys):
+    done = bench.run("map", "split_digits", task_settings=toys.FEW, out=tmp_path)
+    assert main(["figures", "active", str(done.directory)]) == 2
+    assert "is no task of active learning" in " ".join(capsys.readouterr().err.split())
