@@ -237,11 +237,11 @@ def test_what_the_document_shows(proposal):
     scores = own.score(arrays)
     assert scores["plain_biased"] == 1
     assert scores["pure_biased"] == scores["lure_biased"] == 0
-    assert scores["lure_lower_variance"] == 1
+    assert scores["lure_lower_variance"] > 0.9  # under epsilon_greedy not certain at M = 10
     assert scores["plain_bias"] > 10 * max(scores["pure_bias"], scores["lure_bias"])
     assert scores["plain_test_error"] > scores["lure_test_error"] > scores["full_pool_test_error"]
     if proposal == "boltzmann":
-        assert scores["lure_lower_error"] == 1
+        assert scores["lure_lower_error"] == scores["lure_lower_variance"] == 1
         sizes = np.array(own.sizes)
         upwards = task.risk_errors(arrays, sizes)["plain"][:, sizes <= 90].mean(0)
         assert (upwards > 0).all()
