@@ -42,7 +42,7 @@ _LARGEST_STACK = 1_000_000
 _LARGE_TENSOR = 10_000
 """Weights of a tensor from which the gradient of its draws is accumulated sample by sample."""
 _CPU_BLOCK, _BLOCK = 250, 4_000
-"""Inputs predicted at once, on a CPU and elsewhere: activations stay in its cache, and bounded."""
+"""Inputs predicted at once, on a CPU and elsewhere."""
 _CHUNK = 2_000_000
 """Weights drawn at once in prediction; bounds memory, and the draws do not depend on the inputs."""
 
@@ -167,13 +167,17 @@ def sampled_outputs(
     """
     chunk = max(1, _CHUNK // sum(p.numel() for p in network.parameters()))
     counts = [min(chunk, num_samples - done) for done in range(0, num_samples, chunk)]
-    blocks = inputs.split(_CPU_BLOCK if inputs.device.type == "cpu" else _BLOCK)
     outputs = []
     with torch.no_grad():
         for count in counts:
             weights = draw(count, generator)
-            outputs.append(torch.cat([run(network, weights, block) for block in blocks], 1))
+            outputs.append(torch.cat([run(network, weights, block) for block in blocks(inputs)], 1))
     return torch.cat(outputs)
+
+
+def blocks(inputs: Tensor) -> tuple[Tensor, ...]:
+    """Inputs `[B, ...]` in pieces whose activations stay in the cache of a CPU, and bounded elsewhere."""
+    return inputs.split(_CPU_BLOCK if inputs.device.type == "cpu" else _BLOCK)
 
 
 def _unstack(weights: Weights) -> Iterator[dict[str, Tensor]]:

@@ -23,7 +23,7 @@ from bench.energy import likelihood_term
 from bench.errors import UsageError
 from bench.networks import Dropout, dropout_masks
 from bench.settings import Count, Positive, Share, settings
-from bench.weights import channels_last
+from bench.weights import blocks, channels_last
 
 NAMES: dict[str, dict[str, object]] = {"mc_dropout": {}}
 SEARCH = {"learning_rate": (1e-4, 1e-2, "log"), "rate": (0.05, 0.6, "linear")}
@@ -89,7 +89,8 @@ class MCDropout(Method):
         """Predictions under `num_samples` masks, each mask shared by all inputs."""
         seeds = self.draw_noise(num_samples, generator)["seeds"]
         with torch.no_grad():
-            return self.likelihood.predict(self._outputs(inputs, seeds, shared=True))
+            outputs = [self._outputs(block, seeds, shared=True) for block in blocks(inputs)]
+        return self.likelihood.predict(torch.cat(outputs, 1))
 
     def as_prior(self) -> Prior:
         """The prior that this fit was given: the next fit goes on from these weights."""
