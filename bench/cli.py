@@ -305,7 +305,7 @@ def _compare_continual(arguments: list[str]) -> None:
 
 
 def _compare_active(arguments: list[str]) -> None:
-    from bench import active, figures
+    from bench import active_comparison, figures
     from bench.records import read_record
     from bench.runner import load_scores
 
@@ -323,15 +323,15 @@ def _compare_active(arguments: list[str]) -> None:
         help="what is shaded over the trajectories of active learning",
     )
     chosen = parser.parse_args(arguments)
-    runs: list[active.Run] = []
+    runs: list[active_comparison.Run] = []
     charts: dict[str, Any] = {}
     for name in chosen.RUN:
         record = read_record(Path(name))
         task, arrays = load_scores(Path(name))
-        if isinstance(task, active.Measured):
+        if isinstance(task, active_comparison.Measured):
             variant = record.task.identity.removeprefix(record.task.name).removeprefix("+")
             own = (record.task.name, record.method.identity, variant, record.seed)
-            runs.append(active.Run(*own, task.measured(arrays)))
+            runs.append(active_comparison.Run(*own, task.measured(arrays)))
         elif record.task.name.startswith(
             "active_"
         ):  # a run of all its trajectories, which compares by itself
@@ -339,7 +339,7 @@ def _compare_active(arguments: list[str]) -> None:
             charts |= {f"{title}-{key}": chart for key, chart in task.figures(arrays).items()}
         else:
             raise UsageError(f"{name} is a run of {record.task.name}, which is no task of active learning")
-    found, sentences = active.comparison(runs, chosen.band)
+    found, sentences = active_comparison.comparison(runs, chosen.band)
     for path in figures.save(charts | found, Path(chosen.to)):
         output.print(str(path), soft_wrap=True)
     for sentence in sentences:

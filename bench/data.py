@@ -191,12 +191,12 @@ def unbalanced(
     noisy = generators["train"].permutation(len(labels))[: int(LABEL_NOISE * len(labels))]
     labels[noisy] = generators["train"].integers(CLASSES, size=len(noisy))
     shares = np.full(CLASSES, np.mean(UNBALANCED)) if balanced else np.array(UNBALANCED)
-    kept = {}
+    kept: dict[str, np.ndarray] = {}
     for part, of, factor in (("train", labels, train_share), ("test", arrays["test_labels"], 1.0)):
         order = generators[part].permutation(len(of))
         by_class = [order[of[order] == c] for c in range(CLASSES)]
-        rows = [r[: max(1, int(s * factor * len(r)))] for r, s in zip(by_class, shares, strict=True)]
-        rows = generators[part].permutation(np.concatenate(rows))
+        of_class = [r[: max(1, int(s * factor * len(r)))] for r, s in zip(by_class, shares, strict=True)]
+        rows = generators[part].permutation(np.concatenate(of_class))
         kept |= {f"{part}_inputs": arrays[f"{part}_inputs"][rows], f"{part}_labels": of[rows]}
     return _images(name, kept, array_digest(kept))
 

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from bench import acquisition, active, likelihoods, metrics, priors
+from bench import acquisition, active, active_comparison, likelihoods, metrics, priors
 from bench.contract import Arrays, Budget, Engine, Method, Metric, Metrics, Problem, Row, Spec, Task
 from bench.settings import Count, Positive, settings
 
@@ -138,12 +138,12 @@ class ActiveLearning(Task):
 
     # ---- protocol
 
-    def problem(self, points: active.Points | None = None, objective: active.Objective = "plain") -> Problem:
+    def problem(self, points: active.Points | None = None, objective: str = "plain") -> Problem:
         """The problem of a fit to acquired points; without any, to the pool's first ten in their place."""
         if points is None:
             index = torch.arange(START)
             points = active.Points(index, self.data.pool_labels[index], torch.ones(START).double())
-        weights = points.weights(objective, len(self.data.pool))
+        weights = active.weights(objective, points.proposal, len(self.data.pool))
         if self.settings.kl_weight == "published":
             weights = weights * (PUBLISHED_EXAMPLES / len(points))
         pixels = self.data.pool[0].numel()
@@ -293,4 +293,4 @@ class ActiveLearning(Task):
 
     def figures(self, arrays: Arrays) -> dict[str, Any]:
         """Test NLL, accuracy and overfitting bias against the number of points."""
-        return active.learning_charts({"One trajectory": [self.measured(arrays)]})
+        return active_comparison.learning_charts({"One trajectory": [self.measured(arrays)]})

@@ -45,7 +45,8 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import acquisition, bands, likelihoods, networks, predictions, priors, randomness, risk
+from bench import acquisition, active, bands, likelihoods, networks, predictions, priors, randomness, risk
+from bench.active import OBJECTIVES
 from bench.bands import Band
 from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Row, Spec, Task
 from bench.data import array_digest
@@ -71,9 +72,6 @@ ENDS = (-1.2, 1.5)
 """Inputs at which fitted lines are kept."""
 BIAS_RANGE, ERROR_RANGE = (10, 90), (15, 80)
 """Acquired points M, both ends included, over which risk estimates and test errors are compared."""
-
-OBJECTIVES = {"plain": "R~", "pure": "PURE", "lure": "LURE"}
-"""What is minimised in training, and estimates the risk: its name in metrics, and in figures."""
 
 X_TITLE = "acquired points M"
 
@@ -256,7 +254,7 @@ class ActiveRegression(Task):
 
     def fit(self, engine: Engine, problem: Problem, indices: Tensor, probabilities: Tensor) -> Arrays:
         """Lines trained with every objective on the first M points of every trajectory: ends `[3, R, 2]`."""
-        weights = torch.stack(list(objective_weights(probabilities).values()))  # [3, R, M]
+        weights = torch.stack([active.weights(o, probabilities, POOL) for o in OBJECTIVES])  # [3, R, M]
         of_pool = torch.zeros(*weights.shape[:2], POOL, dtype=torch.float64)
         of_pool.scatter_(2, indices.expand_as(weights), weights)
         fitted = engine.fit_weighted(problem, of_pool.flatten(0, 1), self.budget)
@@ -355,15 +353,6 @@ class ActiveRegression(Task):
 # --------------------------------------------------------------------------------- what the arrays tell
 
 
-def objective_weights(proposal: Tensor) -> dict[str, Tensor]:
-    """Weights of the losses under each objective, `[R, M]`, from proposal probabilities `[R, M]`."""
-    return {
-        "plain": torch.ones_like(proposal),
-        "pure": risk.pure_weights(proposal, POOL),
-        "lure": risk.lure_weights(proposal, POOL),
-    }
-
-
 def lines(ends: np.ndarray) -> Lines:
     """The lines that pass through values `[..., 2]` at the ends of the inputs."""
     first, last = np.moveaxis(ends.astype(np.float64), -1, 0)
@@ -409,9 +398,8 @@ def risk_errors(arrays: Arrays, sizes: np.ndarray) -> dict[str, np.ndarray]:
     errors: dict[str, list[np.ndarray]] = {name: [] for name in OBJECTIVES}
     for size in sizes:
         losses, q = _acquired_losses(arrays, line, size), arrays["proposal"][:, :size]
-        errors["plain"].append(risk.plain(losses) - full)
-        errors["pure"].append(risk.pure(losses, q, POOL) - full)
-        errors["lure"].append(risk.lure(losses, q, POOL) - full)
+        for name, values in errors.items():
+            values.append(active.estimate(name, losses, q, POOL) - full)
     return {name: np.stack(values, 1) for name, values in errors.items()}
 
 

@@ -31,7 +31,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import active, data, likelihoods, metrics, priors
+from bench import active, active_comparison, data, likelihoods, metrics, priors
 from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Row, Spec, Task, Undefined
 from bench.settings import Count, Positive, settings
 
@@ -248,4 +248,4 @@ class ActiveTesting(Task):
 
     def figures(self, arrays: Arrays) -> dict[str, Any]:
         """Mean squared error, bias and variance against M."""
-        return active.error_charts({"One model": [self.measured(arrays)]})
+        return active_comparison.error_charts({"One model": [self.measured(arrays)]})

@@ -7,7 +7,7 @@ import pytest
 import toys
 
 import bench
-from bench import active, bands, figures
+from bench import active, active_comparison, bands, figures
 from bench.cli import main
 from bench.errors import UsageError
 
@@ -25,7 +25,7 @@ def learning(plain, pure=None, lure=None):
 def runs(**lines):
     """Runs of a task, a line's trajectories in the order of their seeds."""
     return [
-        active.Run("active_mnist", line, "", seed, found)
+        active_comparison.Run("active_mnist", line, "", seed, found)
         for line, trajectories in lines.items()
         for seed, found in enumerate(trajectories)
     ]
@@ -36,7 +36,7 @@ NOISE = np.array([0.01, -0.01, 0.02, -0.02])
 
 def said(*given):
     """The sentences of a comparison."""
-    return active.comparison([run for part in given for run in part])[1]
+    return active_comparison.comparison([run for part in given for run in part])[1]
 
 
 def flips(sentences):
@@ -74,7 +74,7 @@ def test_differences_are_paired_by_seed():
     b = [learning(x + 0.05 + e / 10) for x, e in zip(base, NOISE, strict=True)]
     (sentence,) = [s for s in said(runs(a=a, b=b)) if "both with R~" in s]
     assert sentence.endswith("a is better")
-    shuffled = [active.Run("active_mnist", "b", "", seed, b[(seed + 1) % 4]) for seed in range(4)]
+    shuffled = [active_comparison.Run("active_mnist", "b", "", seed, b[(seed + 1) % 4]) for seed in range(4)]
     (sentence,) = [s for s in said(runs(a=a), shuffled) if "both with R~" in s]
     assert sentence.endswith("no difference shown")
 
@@ -98,16 +98,16 @@ def test_two_runs_have_no_interval():
 def test_runs_of_other_tasks_are_compared_apart_and_doubles_are_refused():
     found = runs(a=[learning(1.0)] * 3)
     other = [run._replace(task="active_fashion_mnist", method="b") for run in found]
-    charts, sentences = active.comparison(found + other)
+    charts, sentences = active_comparison.comparison(found + other)
     assert {name.rpartition("-")[0] for name in charts} == {"active_mnist", "active_fashion_mnist"}
     assert not any("minus b" in s or "a minus" in s for s in sentences)
     with pytest.raises(UsageError, match="active_mnist, a: seed 0 is given twice"):
-        active.comparison(found + found[:1])
+        active_comparison.comparison(found + found[:1])
     short = active.Learning(
         POINTS[:2], *(x[:2] for x in (found[0].found.nll, found[0].found.accuracy, found[0].found.risks))
     )
     with pytest.raises(UsageError, match="different numbers of points"):
-        active.comparison([*found, active.Run("active_mnist", "c", "", 0, short)])
+        active_comparison.comparison([*found, active_comparison.Run("active_mnist", "c", "", 0, short)])
 
 
 def test_variants_are_compared_one_change_at_a_time_and_never_flip():
@@ -126,7 +126,7 @@ def test_variants_are_compared_one_change_at_a_time_and_never_flip():
 @pytest.mark.parametrize("kind", ["sd", "standard_error", "iqr"])
 def test_bands_are_those_named_and_figures_say_so(kind, tmp_path):
     trajectories = [learning(1.0 + e, lure=1.1) for e in NOISE]
-    charts, _ = active.comparison(runs(radial=trajectories, mc_dropout=trajectories), kind)
+    charts, _ = active_comparison.comparison(runs(radial=trajectories, mc_dropout=trajectories), kind)
     assert charts.keys() == {"active_mnist-nll", "active_mnist-accuracy", "active_mnist-overfitting_bias"}
     text = charts["active_mnist-nll"].to_json()
     assert bands.CAPTIONS[kind] in json.loads(json.dumps(text))
@@ -166,7 +166,7 @@ def models(follow, seed=0, trajectories=400):
 def trials(**lines):
     """Runs of active testing."""
     return [
-        active.Run("active_testing_mnist", line, "", seed, found)
+        active_comparison.Run("active_testing_mnist", line, "", seed, found)
         for line, models in lines.items()
         for seed, found in enumerate(models)
     ]
@@ -197,7 +197,7 @@ def test_methods_are_compared_over_seeds():
 
 
 def test_figures_of_testing_are_drawn(tmp_path):
-    charts, _ = active.comparison(trials(a=[models(1.0), models(1.0, 1)], b=[models(0.5)]))
+    charts, _ = active_comparison.comparison(trials(a=[models(1.0), models(1.0, 1)], b=[models(0.5)]))
     assert {name.rpartition("-")[2] for name in charts} == {"squared_error", "bias", "variance"}
     for path in figures.save(charts, tmp_path):
         assert 0 < path.stat().st_size < 2**20

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from bench import risk
 from bench.data import array_digest
 from bench.engine import Engine, TrainerOptions
 from bench.methods.linear import Linear
@@ -125,8 +126,8 @@ def test_lines_are_weighted_least_squares(few):
     x, y = (arrays[f"pool_{k}"].astype(float) for k in ("inputs", "targets"))
     fitted = task.lines(arrays["ends"])
     for i, size in enumerate(own.sizes):
-        weights = task.objective_weights(torch.from_numpy(arrays["proposal"][:, :size]))
-        for k, w in enumerate(weights.values()):
+        q = torch.from_numpy(arrays["proposal"][:, :size])
+        for k, w in enumerate((torch.ones_like(q), risk.pure_weights(q, 101), risk.lure_weights(q, 101))):
             for r in range(12):
                 index, root = arrays["indices"][r, :size], w[r].sqrt().numpy()
                 design = np.stack([np.ones(size), x[index]], 1)
