@@ -17,6 +17,7 @@ from bench import bands
 from bench.active import GUIDES, OBJECTIVES, Learning, Trajectories
 from bench.contract import Arrays
 from bench.errors import UsageError
+from bench.records import Record
 
 POINTS, LABELS = "acquired points M", "test labels M"
 FEWEST = 3
@@ -46,6 +47,12 @@ class Run(NamedTuple):
     variant: str
     seed: int
     found: Learning | Models
+
+    @classmethod
+    def of(cls, record: Record, found: Learning | Models) -> Run:
+        """What a committed or just finished run measured."""
+        variant = record.task.identity.removeprefix(record.task.name).removeprefix("+")
+        return cls(record.task.name, record.method.identity, variant, record.seed, found)
 
     @property
     def line(self) -> str:

@@ -329,12 +329,8 @@ def _compare_active(arguments: list[str]) -> None:
         record = read_record(Path(name))
         task, arrays = load_scores(Path(name))
         if isinstance(task, active_comparison.Measured):
-            variant = record.task.identity.removeprefix(record.task.name).removeprefix("+")
-            own = (record.task.name, record.method.identity, variant, record.seed)
-            runs.append(active_comparison.Run(*own, task.measured(arrays)))
-        elif record.task.name.startswith(
-            "active_"
-        ):  # a run of all its trajectories, which compares by itself
+            runs.append(active_comparison.Run.of(record, task.measured(arrays)))
+        elif record.task.name == "active_regression":  # one run has all trajectories, and compares by itself
             title = f"{record.task.identity}-{record.method.identity}-seed{record.seed}"
             charts |= {f"{title}-{key}": chart for key, chart in task.figures(arrays).items()}
         else:

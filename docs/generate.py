@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from bench import continual, figures, registry, tune
+from bench import active, active_comparison, continual, figures, registry, tune
 from bench.contract import CAPABILITIES
 from bench.diagnostics import mixed
 from bench.leaderboard.entries import committed
@@ -351,6 +351,100 @@ def continual_charts() -> dict[str, Any]:
     return {"accuracy": continual.comparison(shown), "gradients": continual.gradients(curves)}
 
 
+# ---- active learning and testing
+
+
+def active_runs(*tasks: str) -> list[active_comparison.Run]:
+    """What the committed runs of some tasks measured."""
+    found = []
+    for path, record in committed():
+        if record.task.name in tasks and record.status == "completed":
+            task, arrays = load_scores(path)
+            found.append(active_comparison.Run.of(record, task.measured(arrays)))  # type: ignore[attr-defined]
+    return found
+
+
+def active_said(task: str) -> str:
+    """What `bench figures active` says of the committed runs of a task."""
+    return "\n".join(f"- {sentence}" for sentence in active_comparison.comparison(active_runs(task))[1])
+
+
+def active_regression() -> str:
+    """The three objectives, for every proposal that has a committed run."""
+    parts = []
+    for task_identity, method_identity, group in groups("active_regression"):
+        for _, record in group:
+            m = record.metrics
+            rows = [
+                [sign]
+                + [f"{m[f'{name}_{measure}']:.4f}" for measure in ("test_error", "bias", "biased")]
+                + [f"{m[f'{name}_lower_error']:.0%}" if name != "plain" else "-"]
+                + [f"{m[f'{name}_overfitting_bias']:.4f}"]
+                for name, sign in active.OBJECTIVES.items()
+            ]
+            header = ["objective", "test error", "largest bias", "share of M that is biased"]
+            text = (
+                f"`{method_identity}` on `{task_identity}`, seed {record.seed}, {record.seconds:.0f} s: the line "
+                f"fitted to the whole pool has test error {m['full_pool_test_error']:.4f}; the variance of LURE is "
+                f"below that of PURE at {m['lure_lower_variance']:.1%} of M (largest ratio "
+                f"{m['variance_ratio']:.2f})."
+            )
+            names = ["share of M with lower test error than R~", "largest overfitting bias"]
+            parts.append(f"{text}\n\n{table([*header, *names], rows)}")
+    return "\n\n".join(parts)
+
+
+def active_learning(task: str) -> str:
+    """Test NLL, accuracy and overfitting bias of the three objectives, and what removing the bias costs."""
+    rows = []
+    for task_identity, method_identity, group in groups(task):
+        minutes = np.mean([record.seconds for _, record in group]) / 60
+        for name, sign in active.OBJECTIVES.items():
+            measures = ("mean_nll", "last_nll", "mean_accuracy", "last_accuracy", "overfitting_bias")
+            rows.append(
+                [f"`{method_identity}`", f"`{task_identity}`", str(len(group)), sign]
+                + [metric(group, f"{measure}_{name}") for measure in measures]
+                + [metric(group, f"cost_of_{name}") if name != "plain" else "-", f"{minutes:.1f}"]
+            )
+    header = [
+        "method",
+        "task",
+        "seeds",
+        "objective",
+        "mean NLL",
+        "last NLL",
+        "mean accuracy",
+        "last accuracy",
+    ]
+    return table([*header, "overfitting bias", "cost in mean NLL", "minutes per run"], rows)
+
+
+def active_testing(task: str) -> str:
+    """Mean squared error over that of uniform draws, of every committed run, and the biases."""
+    rows, biases = [], []
+    for _, method_identity, group in groups(task):
+        for _, record in group:
+            m = record.metrics
+            cells = [f"`{method_identity}`", str(record.seed), f"{m['risk']:.4f}", f"{m['accuracy']:.4f}"]
+            for guide in active.GUIDES:
+                low, middle, high = (m[f"ratio_{guide}{end}"] for end in ("_low", "", "_high"))
+                first = m[f"first_draw_ratio_{guide}"]
+                cells += [f"{middle:.3g} ({low:.3g} to {high:.3g})", "-" if first is None else f"{first:.3g}"]
+            rows.append([*cells, f"{record.seconds / 60:.1f}"])
+            biases.append(
+                [f"`{method_identity}`", str(record.seed)]
+                + [f"{m[f'bias_{e}']:.4f} ± {m[f'bias_{e}_error']:.4f}" for e in active.OBJECTIVES]
+            )
+    header = ["method", "seed", "risk", "accuracy"]
+    for guide in active.GUIDES:
+        header += [f"{guide}: ratio at the last M (95%)", "exact after one draw"]
+    ratios = table([*header, "minutes"], rows)
+    signs = [f"risk minus {name}" for name in active.OBJECTIVES.values()]
+    return f"{ratios}\n\nSmall model, softmax, mean over the trajectories ± its standard error:\n\n" + table(
+        ["method", "seed", *signs], biases
+    )
+
+
 # ---- split_mnist
 
 
@@ -527,6 +621,11 @@ PARTS: dict[str, Callable[[], str]] = {
     "continual strengths": continual_strengths,
     "continual entropy": continual_entropy,
     "continual floor": continual_floor,
+    "active regression": active_regression,
+    "active learning": lambda: active_learning("active_mnist"),
+    "active learning said": lambda: active_said("active_mnist"),
+    "active testing": lambda: active_testing("active_testing_mnist"),
+    "active testing said": lambda: active_said("active_testing_mnist"),
     "matrices split_mnist": lambda: matrices("split_mnist"),
     "tuning": tuning,
 }
@@ -562,6 +661,13 @@ def draw() -> None:
         figures.save({f"{identity}-side_by_side": side_by_side(identity)}, folder)
     charts = continual_charts()
     figures.save({f"continual-{name}": chart for name, chart in charts.items()}, folder)
+    charts, _ = active_comparison.comparison(active_runs("active_mnist", "active_testing_mnist"))
+    figures.save(charts, folder)
+    for path, record in committed():
+        if record.task.name == "active_regression":
+            task, arrays = load_scores(path)
+            shown = {n: c for n, c in task.figures(arrays).items() if n in ("bias", "variance", "test_error")}
+            figures.save({f"{record.task.identity}-{name}": chart for name, chart in shown.items()}, folder)
     for path, record in committed():
         name = f"{record.task.identity}-{record.method.identity}-accuracy_matrix"
         if record.seed == 0 and record.task.name == "split_mnist" and name in SPLIT_MNIST.read_text():
