@@ -384,10 +384,10 @@ def active_regression() -> str:
             ]
             header = ["objective", "test error", "largest bias", "share of M that is biased"]
             text = (
-                f"`{method_identity}` on `{task_identity}`, seed {record.seed}, {record.seconds:.0f} s: the line "
-                f"fitted to the whole pool has test error {m['full_pool_test_error']:.4f}; the variance of LURE is "
-                f"below that of PURE at {m['lure_lower_variance']:.1%} of M (largest ratio "
-                f"{m['variance_ratio']:.2f})."
+                f"`{method_identity}` on `{task_identity}`, seed {record.seed}, {record.seconds:.0f} s. "
+                f"Test error of the line fitted to the whole pool: {m['full_pool_test_error']:.4f}. "
+                f"Variance of LURE below that of PURE: at {m['lure_lower_variance']:.1%} of M, largest "
+                f"ratio {m['variance_ratio']:.2f}."
             )
             names = ["share of M with lower test error than R~", "largest overfitting bias"]
             parts.append(f"{text}\n\n{table([*header, *names], rows)}")
