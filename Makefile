@@ -6,6 +6,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
+# A process per core, each file's tests in one of them, since they share runs.
+PARALLEL := -n auto --dist loadfile
 
 .PHONY: help demo test test-fast lint clean
 .DELETE_ON_ERROR:
@@ -22,10 +24,10 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/bench run radial split_digits --force
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest --cov --cov-report=term-missing:skip-covered --cov-fail-under=90 $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) --cov --cov-report=term-missing:skip-covered --cov-fail-under=90 $(ARGS)
 
 test-fast: $(VENV)/.installed
-	$(BIN)/python -m pytest -m 'not slow and not gpu' $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow and not gpu' $(ARGS)
 
 # The source tree has the packages bench.methods, bench.tasks and bench.leaderboard in folders of
 # its root, where mypy does not look for them; so mypy reads the built wheel, away from the sources,
