@@ -133,6 +133,50 @@ def test_every_standard_run_of_continual_learning_takes_at_most_twenty_minutes()
     assert max(record.seconds for record in runs) <= 20 * 60
 
 
+# ---- active learning and testing (docs/tasks/active_*.md)
+
+COMPARED = ["radial", "mc_dropout"]
+
+
+def active(task, method):
+    """Records of the seeds 0, 1 and 2."""
+    found = [read_record(RECORDS / task / method / f"seed{seed}") for seed in range(3)]
+    assert all(record.status == "completed" and record.preset == "standard" for record in found)
+    return found
+
+
+def test_removing_the_bias_helps_a_line():
+    metrics = read_record(RECORDS / "active_regression" / "linear" / "seed0").metrics
+    assert metrics["plain_biased"] == metrics["lure_lower_variance"] == metrics["lure_lower_error"] == 1
+    assert metrics["pure_biased"] == metrics["lure_biased"] == 0
+    assert metrics["full_pool_test_error"] < metrics["lure_test_error"] < metrics["plain_test_error"]
+
+
+@pytest.mark.parametrize("method", COMPARED)
+def test_active_learning_has_three_seeds_of_at_most_45_minutes(method):
+    records = active("active_mnist", method)
+    assert max(record.seconds for record in records) <= 45 * 60
+    for record in records:
+        assert record.task.settings["acquired"] == 60
+        assert record.method.settings["train_samples"] == 2
+
+
+def test_methods_of_one_seed_start_from_the_same_points():
+    for seed in range(3):
+        starts = [
+            load_scores(RECORDS / "active_mnist" / method / f"seed{seed}")[1]["index"][:10]
+            for method in COMPARED
+        ]
+        np.testing.assert_array_equal(*starts)
+
+
+@pytest.mark.parametrize("method", COMPARED)
+def test_active_testing_has_five_thousand_trajectories(method):
+    for record in active("active_testing_mnist", method):
+        assert record.task.settings["trajectories"] >= 5000
+        assert record.metrics["accuracy"] > 0.97
+
+
 # ---- toy_regression
 
 METHODS = [
