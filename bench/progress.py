@@ -30,6 +30,9 @@ def shown(console: Console, title: str) -> Iterator[Callable[[str, dict[str, Any
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(title, total=1.0, note="")
 
+        def stage() -> str:
+            return f"{now['name']} ({now['number']} of {now['of']})" if now["of"] > 1 else now["name"]
+
         def observe(event: str, values: dict[str, Any]) -> None:
             if event == "stage":
                 now.update(values, epoch=0, loss="")
@@ -38,9 +41,9 @@ def shown(console: Console, title: str) -> Iterator[Callable[[str, dict[str, Any
             elif event == "log":
                 now["note"] = f"{values['name']} {values['value']:.4g} (validation)"
                 if not console.is_terminal:
-                    console.print(f"{title}: {now['name']} of {now['of']}: {now['note']}")
+                    console.print(f"{title}: {stage()}: {now['note']}")
             done = (now["number"] - 1 + now["epoch"] / now["epochs"]) / now["of"]
-            text = f"{now['name']} of {now['of']}, epoch {now['epoch']} of {now['epochs']}{now['loss']}"
+            text = f"{stage()}, epoch {now['epoch']} of {now['epochs']}{now['loss']}"
             bar.update(task, completed=done, description=f"{title}: {text}", note=now["note"])
 
         yield observe
