@@ -307,6 +307,7 @@ class Trajectories:
 
     Attributes:
         points: Numbers of labels M at which is estimated, `[K]`.
+        pool_size: N, test points of the pool.
         risk: The mean loss over the whole pool, in nats.
         estimates: Proposal, uniform among them -> estimator out of OBJECTIVES -> `[R, K]`, in nats.
         first_draw: Guide -> exact mean squared error of PURE and LURE, equal then, after one draw, over that
@@ -314,6 +315,7 @@ class Trajectories:
     """
 
     points: np.ndarray
+    pool_size: int
     risk: float
     estimates: dict[str, dict[str, np.ndarray]]
     first_draw: dict[str, float]
@@ -335,6 +337,17 @@ class Trajectories:
         if uniform.mean(0).min() <= (_ROUNDING * self.risk) ** 2:
             return bands.Band(*np.ones((3, len(self.points))))
         return bands.paired_ratio(self.squared_error(guide, "lure"), uniform)
+
+    def ratio_at_least(self, guide: str) -> np.ndarray:
+        """Exact lower bound of what `ratio` estimates, `[K]`: what the first draw alone adds to the variance.
+
+        LURE is (1/M) sum_m c_m a_m with uncorrelated a_m of mean risk, a_1 the estimate of one draw and
+        c_1 = (N - M)/(N - 1) (Farquhar, Gal and Rainforth 2021); M uniform draws have c_1/M times
+        the variance of one. Far above 1 where the variance sits on points that are all but never drawn, and
+        that no number of trajectories shows.
+        """
+        left = (self.pool_size - self.points) / (self.pool_size - 1)
+        return self.first_draw[guide] * left / self.points
 
 
 def simulate(
@@ -368,4 +381,4 @@ def simulate(
         }
     is_flat = np.ptp(losses) <= _ROUNDING * risk_of_all
     first_draw = {name: 1.0 if is_flat else squares[name] / squares["uniform"] for name in GUIDES}
-    return Trajectories(points, risk_of_all, estimates, first_draw)
+    return Trajectories(points, size, risk_of_all, estimates, first_draw)

@@ -94,7 +94,7 @@ def learning_charts(
             panels = {"R~ against LURE": mixed} | panels
         charts[measure] = alt.concat(
             *(bands.chart(own, x, [line, *notes], POINTS, y_title) for line, own in panels.items()), columns=2
-        )
+        ).resolve_scale(color="independent")
     return charts
 
 
@@ -132,7 +132,10 @@ def error_charts(lines: Mapping[str, Sequence[Models]], notes: Sequence[str] = (
         title = [line, *notes, "trained on few points, softmax"]
         y_title = "variance, nats squared"
         charts["variance"].append(bands.chart(own, x, title, LABELS, y_title, logarithmic=True))
-    return {name: alt.concat(*panels, columns=2) for name, panels in charts.items()}
+    return {
+        name: alt.concat(*panels, columns=2).resolve_scale(color="independent")
+        for name, panels in charts.items()
+    }
 
 
 def comparison(runs: Sequence[Run], kind: bands.Kind = "standard_error") -> tuple[dict[str, Any], list[str]]:
@@ -213,7 +216,10 @@ def _of_learning(task: str, lines: Mapping[str, Mapping[int, Learning]], of: Map
 
 
 def _of_testing(task: str, lines: Mapping[str, Mapping[int, Models]], of: Mapping[str, Run]) -> list[str]:
-    """Whether scores guide better than chance, run by run, and which line's do so better, over seeds."""
+    """Whether scores guide better than chance, run by run, and which line's do so better, over seeds.
+
+    A ratio that its exact lower bound excludes is not compared.
+    """
     sentences = []
     logs: dict[tuple[str, str], dict[int, float]] = {}
     for line, of_line in lines.items():
@@ -222,14 +228,21 @@ def _of_testing(task: str, lines: Mapping[str, Mapping[int, Models]], of: Mappin
             for guide in GUIDES:
                 centre, low, high = (float(v[-1]) for v in full.ratio(guide))
                 ratio = Interval(centre, low, high, len(full.estimates["uniform"]["plain"]), 1.0)
-                logs.setdefault((guide, line), {})[seed] = float(np.log(ratio.centre))
+                least = float(full.ratio_at_least(guide)[-1])
+                if least > 1:
+                    said = (
+                        f"; its draws miss the rare ones that make it at least {least:.2g}: it guides worse"
+                    )
+                else:
+                    said = ratio.said("it guides worse", "it guides better")
+                    logs.setdefault((guide, line), {})[seed] = float(np.log(ratio.centre))
                 sentences.append(
                     f"{task}, {line}, seed {seed}: at M = {full.points[-1]} the mean squared error of "
-                    f"{guide} sampling with LURE over that of uniform sampling {ratio}"
-                    + ratio.said("it guides worse", "it guides better")
+                    f"{guide} sampling with LURE over that of uniform sampling {ratio}{said}"
                 )
     for guide in GUIDES:
-        for first, second, seeds in _pairs(lines, of):
+        seen = {line: logs[guide, line] for line in lines if (guide, line) in logs}
+        for first, second, seeds in _pairs(seen, of):
             difference = _interval([logs[guide, first][s] - logs[guide, second][s] for s in seeds])
             sentences.append(
                 f"{task}: {first} minus {second} in the logarithm of that ratio, {guide}, {difference}"

@@ -187,6 +187,18 @@ def test_guidance_is_said_where_the_interval_excludes_one():
     assert all(s.endswith("no difference shown") for s in same)
 
 
+def test_draws_that_miss_the_rare_ones_are_not_said_to_guide():
+    """A large loss that is never drawn: little is seen of an error that is enormous."""
+    losses = np.r_[np.full(59, 0.01), 10.0]
+    scores = np.r_[np.linspace(1, 2, 59), 0.0]
+    found = active.simulate(losses, scores, 4000.0, 400, 20)
+    assert found.ratio("softmax").high[-1] < 1 < found.ratio_at_least("softmax")[-1]
+    runs = [{"full": found, "small": found}] * 3
+    sentences = [s for s in said(trials(a=runs, b=runs)) if "softmax" in s]
+    assert len(sentences) == 6
+    assert all(s.endswith("it guides worse") and "at least" in s for s in sentences)
+
+
 def test_methods_are_compared_over_seeds():
     good, blind = ([models(follow, seed) for seed in range(4)] for follow in (1.0, 0.0))
     sentences = said(trials(a=good, b=blind))

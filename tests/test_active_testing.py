@@ -1,6 +1,7 @@
 """Active testing: paired draws against exact probabilities, estimates against their truth, the task."""
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -167,6 +168,26 @@ def test_ratio_after_one_draw_is_exact():
     sampled = many.squared_error("proportional", "lure")[:, 0].mean()
     sampled /= many.squared_error("uniform", "plain")[:, 0].mean()
     assert sampled == pytest.approx(many.first_draw["proportional"], rel=0.1)
+
+
+@pytest.mark.parametrize("guide", active.GUIDES)
+def test_exact_lower_bound_of_the_ratio_holds_over_all_sequences(guide):
+    """Mean squared error by enumeration; equal at M = 1, where the first draw is all there is."""
+    losses, scores = LOSSES[:5], SCORES[:5]
+    found = active.simulate(losses, scores, 12.0, 2, 4)
+    weights = np.exp(active.log_weights(guide, scores, 12.0))
+    for k, m in enumerate(found.points):
+        errors = {"guided": 0.0, "uniform": 0.0}
+        for sequence in itertools.permutations(range(5), int(m)):
+            left = np.array([weights.sum() - weights[list(sequence[:t])].sum() for t in range(m)])
+            q = weights[list(sequence)] / left
+            drawn = losses[list(sequence)]
+            errors["guided"] += q.prod() * (risk.lure(drawn, q, 5) - losses.mean()) ** 2
+            errors["uniform"] += (drawn.mean() - losses.mean()) ** 2 / math.perm(5, int(m))
+        least, exact = found.ratio_at_least(guide)[k], errors["guided"] / errors["uniform"]
+        assert least <= exact * (1 + 1e-12)
+        if m == 1:
+            assert least == pytest.approx(exact)
 
 
 def test_overflow_of_the_first_draw_is_said():
