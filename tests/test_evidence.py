@@ -139,8 +139,8 @@ COMPARED = ["radial", "mc_dropout"]
 
 
 def active(task, method):
-    """Records of the seeds 0, 1 and 2."""
-    found = [read_record(RECORDS / task / method / f"seed{seed}") for seed in range(3)]
+    """Records of all seeds."""
+    found = [read_record(path) for path in sorted((RECORDS / task / method).glob("seed*"))]
     assert all(record.status == "completed" and record.preset == "standard" for record in found)
     return found
 
@@ -155,6 +155,7 @@ def test_removing_the_bias_helps_a_line():
 @pytest.mark.parametrize("method", COMPARED)
 def test_active_learning_has_three_seeds_of_at_most_45_minutes(method):
     records = active("active_mnist", method)
+    assert len(records) >= 3
     assert max(record.seconds for record in records) <= 45 * 60
     for record in records:
         assert record.task.settings["acquired"] == 60
@@ -172,7 +173,9 @@ def test_methods_of_one_seed_start_from_the_same_points():
 
 @pytest.mark.parametrize("method", COMPARED)
 def test_active_testing_has_five_thousand_trajectories(method):
-    for record in active("active_testing_mnist", method):
+    records = active("active_testing_mnist", method)
+    assert records
+    for record in records:
         assert record.task.settings["trajectories"] >= 5000
         assert record.metrics["accuracy"] > 0.97
 
