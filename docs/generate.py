@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from bench import active, active_comparison, continual, figures, registry, tune
+from bench import active, active_comparison, continual, figures, metrics, registry, tune
 from bench.contract import CAPABILITIES
 from bench.diagnostics import mixed
 from bench.leaderboard.entries import committed
@@ -421,10 +421,20 @@ def active_learning(task: str) -> str:
 
 def active_testing(task: str) -> str:
     """Mean squared error over that of uniform draws, of every committed run, and the biases."""
-    rows, biases = [], []
+    rows, biases, causes = [], [], []
     for _, method_identity, group in groups(task):
-        for _, record in group:
+        for path, record in group:
             m = record.metrics
+            _, arrays = load_scores(path)
+            labels, scores = arrays["full_labels"], arrays["full_scores"].astype(float)
+            losses = -metrics.restore(arrays["full_log_probs"])[np.arange(len(labels)), labels]
+            ten = np.sort(losses**2)[-10:].sum() / (losses**2).sum()
+            cells = [
+                f"{scores.mean():.2g}",
+                f"{scores.max():.2g}",
+                f"{np.corrcoef(scores, losses)[0, 1]:.2f}",
+            ]
+            causes.append([f"`{method_identity}`", str(record.seed), *cells, f"{ten:.0%}"])
             cells = [f"`{method_identity}`", str(record.seed), f"{m['risk']:.4f}", f"{m['accuracy']:.4f}"]
             for guide in active.GUIDES:
                 low, middle, high = (m[f"ratio_{guide}{end}"] for end in ("_low", "", "_high"))
@@ -440,8 +450,15 @@ def active_testing(task: str) -> str:
         header += [f"{guide}: ratio at the last M (95%)", "exact after one draw"]
     ratios = table([*header, "minutes"], rows)
     signs = [f"risk minus {name}" for name in active.OBJECTIVES.values()]
-    return f"{ratios}\n\nSmall model, softmax, mean over the trajectories ± its standard error:\n\n" + table(
-        ["method", "seed", *signs], biases
+    header = ["method", "seed", "mean BALD, nats", "largest", "correlation with the loss"]
+    return "\n\n".join(
+        [
+            ratios,
+            "Scores and losses of the full model, and the share of the ten largest in all squared losses:",
+            table([*header, "ten largest"], causes),
+            "Small model, softmax, mean over the trajectories ± its standard error:",
+            table(["method", "seed", *signs], biases),
+        ]
     )
 
 
