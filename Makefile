@@ -6,8 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
-# A process per core, each file's tests in one of them, since they share runs.
+# A process per core, of one thread; each file's tests are in one of them, since they share runs.
 PARALLEL := -n auto --dist loadfile
+test test-fast: export OMP_NUM_THREADS := 1
 
 .PHONY: help demo test test-fast lint clean
 .DELETE_ON_ERROR:
