@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 import altair as alt
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 from bench import randomness
 from bench.errors import UsageError
@@ -27,6 +27,7 @@ _DRAWS = 4000
 """Draws of the bootstrap: the level of a 95% band is off by 0.3 percentage points (standard error)."""
 _BLOCK = 500
 """Draws made at once."""
+_BISECTIONS = 64
 _FEW = 40
 """Repetitions below which a band of 30 points would hold its curve in less than 93% (measured)."""
 
@@ -113,6 +114,26 @@ def band(values: np.ndarray, kind: Kind) -> Band:
     return Band(values.mean(0), values.mean(0) - width, values.mean(0) + width)
 
 
+def mixture_quantiles(means: np.ndarray, probabilities: Sequence[float]) -> np.ndarray:
+    """Quantiles of the equal mixture of N(means, 1) over the draws, exact to rounding, by bisection.
+
+    Args:
+        means: `[S, M]`, finite.
+        probabilities: `[P]`, in (0, 1).
+
+    Returns:
+        `[P, M]`, in double precision.
+    """
+    centres = np.asarray(means, np.float64)
+    p = np.asarray(probabilities, np.float64)[:, None]
+    low, high = centres.min(0) + special.ndtri(p), centres.max(0) + special.ndtri(p)  # [P, M]
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        is_below = special.ndtr(middle[:, None] - centres).mean(1) < p
+        low, high = np.where(is_below, middle, low), np.where(is_below, high, middle)
+    return (low + high) / 2
+
+
 def _largest_t(values: np.ndarray, level: float) -> float:
     """The quantile of the largest |t| over the points whose values differ."""
     rows, _ = values.shape
@@ -157,6 +178,7 @@ def chart(
     y_title: str,
     levels: Mapping[str, float] | None = None,
     logarithmic: bool = False,
+    logarithmic_x: bool = False,
 ) -> Any:
     """Curves with their bands over x, and named horizontal lines; what the bands are the title must say.
 
@@ -168,6 +190,7 @@ def chart(
         y_title: Of the axis.
         levels: Name -> height of a dashed line.
         logarithmic: A logarithmic y axis, for bands above 0.
+        logarithmic_x: A logarithmic x axis, for abscissae above 0.
     """
     names = [*series, *(levels or {})]
     colours = [COLOURS[i % len(COLOURS)] for i in range(len(series))] + [LEVEL] * len(levels or {})
@@ -179,7 +202,10 @@ def chart(
         for name, curve in series.items()
         for at, c, low, high in zip(x, *curve, strict=True)
     ]
-    base = alt.Chart(alt.Data(values=values)).encode(x=alt.X("x:Q", title=x_title), color=colour)
+    across = alt.X("x:Q", title=x_title)
+    if logarithmic_x:
+        across = across.scale(type="log")
+    base = alt.Chart(alt.Data(values=values)).encode(x=across, color=colour)
     layers = [
         base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", scale=axis), y2="high:Q"),
         base.mark_line().encode(y=alt.Y("centre:Q", title=y_title, scale=axis)),

@@ -126,8 +126,9 @@ class Method(pl.LightningModule, ABC):
 
     A file under `methods/` declares one subclass and `NAMES`, a dictionary from each public name to the
     settings that this name fixes; the word `members` in it makes the name an ensemble of so many independent
-    copies. It may declare `PRESETS` (preset -> settings on every task, other than the defaults) and `SEARCH`
-    (setting -> its range in `bench tune`, see `bench.tune`). The subclass declares `settings_class`,
+    copies. It may declare `PRESETS` (preset -> settings on every task, other than the defaults), `SEARCH`
+    (setting -> its range in `bench tune`, see `bench.tune`) and `PATTERN`, a regular expression of names that
+    spell out settings, its named groups. The subclass declares `settings_class`,
     `provides` (out of `CAPABILITIES`) and `approximates` (one line). A problem that it cannot infer is
     refused in `__init__` by a UsageError.
 
@@ -149,6 +150,10 @@ class Method(pl.LightningModule, ABC):
     validation_samples: ClassVar[int] = 8
     stacks: bool = False
     """Whether `loss_terms` runs under `torch.func.vmap` over copies and training has no hooks of its own."""
+    stacks_faster: ClassVar[bool] = False
+    """Whether copies side by side are measured faster than one after another on a CPU too."""
+    diverged: bool = False
+    """Set by `Engine.fit_many(..., keep_diverged=True)` where the training loss was not finite."""
     reweights: bool = False
     """Whether `finish_fit` takes example weights `[B, R]` and leaves R posteriors, whose predictions have the
     samples of one after the other, under equal draws; all else then speaks of none of them."""
@@ -235,6 +240,17 @@ class Method(pl.LightningModule, ABC):
     def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
         """`density`: exact log density of stacked weights, `[S]`, in nats."""
         raise AttributeError(f"{type(self).__name__} does not provide density")
+
+    def sample_and_log_prob(
+        self, num_samples: int, generator: torch.Generator
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """`density`: draws, stacked `[S, *shape]`, and S numbers whose expectation is E log q, in nats.
+
+        Their log densities, or, where a part of E log q is known exactly, that in place of the part.
+        """
+        weights = self.sample_weights(num_samples, generator)
+        with torch.no_grad():
+            return weights, self.log_prob(weights)
 
     def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """`moments`: mean and variance of every weight."""
@@ -369,9 +385,17 @@ class Engine(Protocol):
         """
 
     def fit_many(
-        self, problems: list[Problem], budget: Budget, starts: list[Method] | None = None
+        self,
+        problems: list[Problem],
+        budget: Budget,
+        starts: list[Method] | None = None,
+        *,
+        keep_diverged: bool = False,
     ) -> list[Method]:
-        """Independent fits of the run's method, one per problem."""
+        """Independent fits of the run's method, one per problem; side by side where that is faster.
+
+        One that diverges ends the run, or with `keep_diverged` leaves a method whose `diverged` is True.
+        """
 
     def fit_weighted(self, problem: Problem, weights: Tensor, budget: Budget) -> Method:
         """R fits of one problem that differ in the weights of its examples `[R, N]` alone, as one method.

@@ -61,8 +61,9 @@ class TrainerOptions:
     """Number of machines."""
     precision: str = "32-true"
     """Floating-point precision: 32-true, bf16-mixed, ..."""
-    stacked: bool = False
-    """Train independent fits side by side, where method and budget allow (bench.stacked); slower on a CPU."""
+    stacked: bool | None = None
+    """Train independent fits side by side, where method and budget allow (bench.stacked); not given: where
+    that is faster."""
 
 
 @dataclass
@@ -205,19 +206,32 @@ class Engine:
         budget: Budget,
         starts: list[Method] | None = None,
         probe: bool = False,
+        *,
+        keep_diverged: bool = False,
     ) -> list[Method]:
-        """Independent fits, one per problem, each with its own initial weights, data order and noise."""
+        """Independent fits, one per problem, each with its own initial weights, data order and noise.
+
+        Raises:
+            Diverged: If the loss of one is not finite; `keep_diverged` sets its `diverged` instead.
+        """
         parts = [
             part
             for problem, start in zip(problems, starts or len(problems) * (None,), strict=True)
             for part in ensemble.split(problem, start, self.members)
         ]
-        fitted = self._fit_stacked(parts, budget) if self.options.stacked and len(parts) > 1 else None
+        side_by_side = self.options.stacked
+        if side_by_side is None:
+            side_by_side = self.method_class.stacks_faster
+        fitted = self._fit_stacked(parts, budget, keep_diverged) if side_by_side and len(parts) > 1 else None
         if fitted is None:
-            fitted = [self._fit(problem, budget, start, probe) for problem, start in parts]
+            fitted = [self._fit(problem, budget, start, probe, keep_diverged) for problem, start in parts]
         if self.members == 1:
             return fitted
-        return [Ensemble(fitted[i : i + self.members]) for i in range(0, len(fitted), self.members)]
+        together = [fitted[i : i + self.members] for i in range(0, len(fitted), self.members)]
+        ensembles: list[Method] = [Ensemble(members) for members in together]
+        for whole, members in zip(ensembles, together, strict=True):
+            whole.diverged = any(m.diverged for m in members)
+        return ensembles
 
     def fit_weighted(self, problem: Problem, weights: Tensor, budget: Budget) -> Method:
         """R fits that differ in the weights of the examples `[R, N]` alone; see `bench.contract.Engine`.
@@ -275,16 +289,19 @@ class Engine:
 
     # ---- how
 
-    def _fit(self, problem: Problem, budget: Budget, start: Method | None, probe: bool) -> Method:
+    def _fit(
+        self, problem: Problem, budget: Budget, start: Method | None, probe: bool, keep_diverged: bool
+    ) -> Method:
         """One fit, or what its checkpoint holds."""
         began = time.perf_counter()
         job = self._job(problem, budget, start, len(self.fits))
         watch = _Watch(self, job.path, job.budget.patience, self._probe(job.method) if probe else None)
         if not job.is_finished:
-            if job.method.trains:
-                self._train(job, watch)
-            job.method.to(self.device)
-            job.method.finish_fit(OnDevice(job.everything, self.device))
+            with _marked(job.method, keep_diverged):
+                if job.method.trains:
+                    self._train(job, watch)
+                job.method.to(self.device)
+                job.method.finish_fit(OnDevice(job.everything, self.device))
             job.method.to("cpu")
         return self._finish(job, watch.steps, watch.earlier_seconds + time.perf_counter() - began)
 
@@ -309,6 +326,7 @@ class Engine:
             method.load_state_dict(checkpoint["state_dict"])
             method.on_load_checkpoint(checkpoint)
             job.fit = checkpoint["fit"]
+            method.diverged = "diverged" in checkpoint["fit"]["diagnostics"]
         return job
 
     def _probe(self, method: Method) -> Callable[[], dict[str, float]] | None:
@@ -332,19 +350,21 @@ class Engine:
                 "epochs": len(method.history),
                 "steps": steps,
                 "seconds": round(seconds, 3),
-                "diagnostics": method.diagnostics(),
+                "diagnostics": {"diverged": 1.0} if method.diverged else method.diagnostics(),
             }
             if job.path is not None and job.trainer.global_rank == 0:
                 checkpoint = {"state_dict": method.state_dict(), "fit": job.fit}
                 method.on_save_checkpoint(checkpoint)
                 save(checkpoint, job.path)
-                job.path.with_suffix(".partial").unlink(missing_ok=True)
+                _partial(job.path).unlink(missing_ok=True)
         self.fits.append(job.fit)
         self.histories.append((self._stage, method.history))
         return method
 
-    def _fit_stacked(self, parts: list[tuple[Problem, Method | None]], budget: Budget) -> list[Method] | None:
-        """All fits side by side, or None where they cannot be; they are checkpointed when all are done."""
+    def _fit_stacked(
+        self, parts: list[tuple[Problem, Method | None]], budget: Budget, keep_diverged: bool
+    ) -> list[Method] | None:
+        """All fits side by side, or None where they cannot be."""
         began = time.perf_counter()
         jobs = [self._job(p, budget, s, len(self.fits) + i) for i, (p, s) in enumerate(parts)]
         if all(job.is_finished for job in jobs):
@@ -356,15 +376,27 @@ class Engine:
             jobs = [self._job(p, budget, s, len(self.fits) + i) for i, (p, s) in enumerate(parts)]
         if not stacked.fit_together([job.method for job in jobs], [job.budget for job in jobs]):
             return None
-        side_by_side = stacked.Stacked([job.method for job in jobs])
-        watch = _Watch(self, None, None)
+        side_by_side = stacked.Stacked([job.method for job in jobs], keep_diverged)
+        path = jobs[0].path and jobs[0].path.with_suffix(".stacked")
+        watch = _Watch(self, path, None)
+        partial = path and _partial(path)
+        resume = str(partial) if partial and partial.exists() else None
         loader = stacked.Batches([job.loader for job in jobs])  # type: ignore[arg-type]
-        self._run(jobs[0].trainer, side_by_side, watch, loader)
+        try:
+            self._run(jobs[0].trainer, side_by_side, watch, loader, resume=resume)
+        except Diverged:  # all of them, or the first
+            if not keep_diverged:
+                raise
         side_by_side.hand_back()
-        seconds = (time.perf_counter() - began) / len(jobs)
+        seconds = (watch.earlier_seconds + time.perf_counter() - began) / len(jobs)
         for job in jobs:
-            job.method.finish_fit(job.everything)
-        return [self._finish(job, watch.steps, seconds) for job in jobs]
+            if not job.method.diverged:
+                with _marked(job.method, keep_diverged):
+                    job.method.finish_fit(job.everything)
+        fitted = [self._finish(job, watch.steps, seconds) for job in jobs]
+        if partial:
+            partial.unlink(missing_ok=True)
+        return fitted
 
     @contextmanager
     def _finite_predictions(self) -> Iterator[None]:
@@ -402,7 +434,7 @@ class Engine:
     def _train(self, job: _Job, watch: _Watch) -> None:
         method, patience = job.method, job.budget.patience
         val = method.problem.val if patience else None
-        partial = job.path.with_suffix(".partial") if job.path else None
+        partial = job.path and _partial(job.path)
         resume = str(partial) if partial and partial.exists() else None
         val_loader = batches(val, 1000, None) if val is not None else None
         self._run(job.trainer, method, watch, job.loader, val_loader, resume)
@@ -434,6 +466,17 @@ def _as_usage_error() -> Iterator[None]:
     except (MisconfigurationException, TypeError, ValueError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
         raise UsageError(f"--trainer: Lightning does not accept these options: {first}") from None
+
+
+@contextmanager
+def _marked(method: Method, keep_diverged: bool) -> Iterator[None]:
+    """With `keep_diverged` a fit that diverges is marked, in place of what it raises."""
+    try:
+        yield
+    except Diverged:
+        if not keep_diverged:
+            raise
+        method.diverged = True
 
 
 @contextmanager
@@ -513,7 +556,7 @@ class _Watch(pl.callbacks.Checkpoint):
         due = time.perf_counter() - self._saved >= self.engine.checkpoint_seconds
         if trainer.strategy.broadcast(due):  # all processes save together, or they wait for each other
             self._saved = time.perf_counter()
-            partial = self.path.with_suffix(".partial")
+            partial = _partial(self.path)
             with writing(partial):
                 trainer.save_checkpoint(partial.with_suffix(".writing"))
                 if trainer.global_rank == 0:
@@ -527,6 +570,11 @@ class _Watch(pl.callbacks.Checkpoint):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for name, value in state_dict.items():
             setattr(self, name, value)
+
+
+def _partial(path: Path) -> Path:
+    """Where the unfinished fit lies whose checkpoint will be `path`."""
+    return path.with_name(f"{path.name.removesuffix('.ckpt')}.partial")
 
 
 def ranks() -> tuple[int, int]:

@@ -6,6 +6,7 @@ Methods and tasks are found by listing the files of `bench.methods` and `bench.t
 
 from __future__ import annotations
 
+import ast
 import difflib
 import hashlib
 import importlib
@@ -122,9 +123,24 @@ def nearest(name: str, among: list[str]) -> str:
     return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(among)}"
 
 
+def _of_pattern(name: str, package: Any, known: dict[str, Entry]) -> Entry | None:
+    """The entry of a name that spells out settings, as a file's `PATTERN` has it, under that name."""
+    for entry in known.values():
+        module = sys.modules[f"{package.__name__}.{entry.file}"]
+        match = getattr(module, "PATTERN", None) and module.PATTERN.fullmatch(name)
+        if match:
+            values = {setting: ast.literal_eval(text) for setting, text in match.groupdict().items()}
+            build(entry.cls.settings_class, values, "method")  # says which value is out of its range
+            return replace(entry, name=name, fixed=values)
+    return None
+
+
 def _find(name: str, kind: str, known: dict[str, Entry], base: type) -> Entry:
     if name in known:
         return known[name]
+    spelled = _of_pattern(name, getattr(bench, f"{kind}s"), known)
+    if spelled is not None:
+        return spelled
     module_name, _, class_name = name.partition(":")
     if not class_name:
         raise UsageError(f"unknown {kind} '{name}': {nearest(name, list(known))}")
@@ -201,6 +217,8 @@ def _pair_presets(method: Entry, task: Entry, tuned: bool) -> dict[str, dict[str
     path = files("bench") / "presets" / f"{task.file}.toml"
     table = tomllib.loads(path.read_text()) if path.is_file() else {}
     name = member(method).name
+    if method.fixed and name not in methods() and method.file in methods():  # a name that spells out settings
+        name = method.file
     pairs = {preset: table.get(preset, {}).get(name, {}) for preset in PRESETS}
     result = tuned_path(name, task.name, TUNED)
     if tuned and result.is_file():
@@ -231,7 +249,7 @@ def preset_values(method: Entry, task: Entry, preset: str) -> tuple[dict[str, An
     if preset != "standard":
         chosen |= {**method.presets.get(preset, {}), **pairs[preset]}
     provenance = chosen.pop("provenance", "untuned")
-    return {**method.fixed, **chosen}, {**task.fixed, **task.presets.get(preset, {})}, provenance
+    return {**chosen, **method.fixed}, {**task.fixed, **task.presets.get(preset, {})}, provenance
 
 
 def identity(entry: Entry, settings: Any, standard: Any) -> str:

@@ -111,27 +111,35 @@ class Stacked(pl.LightningModule):
 
     Args:
         methods: The copies, before training; `hand_back` gives them their trained parameters.
+        keep_diverged: A copy whose loss is not finite is marked, and the others go on while there are any.
     """
 
     warmup_epochs = 0
 
-    def __init__(self, methods: list[Method]) -> None:
+    def __init__(self, methods: list[Method], keep_diverged: bool = False) -> None:
         super().__init__()
         self.methods = methods  # a plain list: their own parameters are not trained
+        self.keep_diverged = keep_diverged
         self.template = [_Loss(methods[0])]
         self.history: list[dict[str, float]] = []
         parameters = [dict(m.named_parameters()) for m in methods]
         self.names = list(parameters[0])
         self.stacked = nn.ParameterList(
-            nn.Parameter(torch.stack([p[name].detach() for p in parameters])) for name in self.names
+            nn.Parameter(
+                torch.stack([p[name].detach() for p in parameters]), parameters[0][name].requires_grad
+            )
+            for name in self.names
         )
 
     def configure_optimizers(self) -> Any:
-        """The method's own optimiser, over the stacked parameters."""
+        """The method's own optimiser, with its schedule if it has one, over the stacked parameters."""
         own: Any = self.methods[0].configure_optimizers()
-        (group,) = own.param_groups
-        options = {k: v for k, v in group.items() if k != "params"}
-        return type(own)(self.stacked, **options)
+        optimizer = own["optimizer"] if isinstance(own, dict) else own
+        names = {id(p): name for name, p in self.methods[0].named_parameters()}
+        side_by_side = dict(zip(self.names, self.stacked, strict=True))
+        for group in optimizer.param_groups:
+            group["params"] = [side_by_side[names[id(p)]] for p in group["params"]]
+        return own
 
     def on_fit_start(self) -> None:
         """Moves buffers and generators of the copies to the device of the weights."""
@@ -139,6 +147,12 @@ class Stacked(pl.LightningModule):
             method.to(self.device)
             method.on_fit_start()
         self.methods[0].prior  # noqa: B018  made here, outside vmap
+        # The copies see what they are being trained to: noise may depend on it (draws of a gamma).
+        for i, method in enumerate(self.methods):
+            for parameter, together in zip(method.parameters(), self.stacked, strict=True):
+                parameter.data = together.data[i]
+        buffers = [dict(m.named_buffers()) for m in self.methods]
+        self.own_buffers = {name: torch.stack([b[name] for b in buffers]) for name in buffers[0]}
 
     def on_train_epoch_start(self) -> None:
         """Tells the copies the epoch, which decides pretraining and annealing."""
@@ -155,6 +169,7 @@ class Stacked(pl.LightningModule):
         noises = [m.draw_noise(m.num_train_samples, m.generator) for m in self.methods]
         noise = {name: torch.stack([n[name] for n in noises]) for name in noises[0]}
         state = {f"method.{name}": p for name, p in zip(self.names, self.stacked, strict=True)}
+        state |= {f"method.{name}": b for name, b in self.own_buffers.items()}
         present = [part for part in batch if part is not None]
 
         def terms(state: dict[str, Tensor], parts: list[Tensor], noise: Noise) -> tuple[Tensor, Tensor]:
@@ -169,20 +184,39 @@ class Stacked(pl.LightningModule):
             self._sums, (losses, likelihood_term * scale, prior_term * scale), strict=True
         ):
             self._sums[name] = self._sums[name] + values.detach() * batch.inputs.shape[1]
+        if self.keep_diverged:
+            for method, finite in zip(self.methods, losses.isfinite().tolist(), strict=True):
+                method.diverged |= not finite
+            kept = losses.new_tensor([not m.diverged for m in self.methods]).bool()
+            if kept.any():  # its gradients reach no other copy's weights
+                losses = torch.where(kept, losses, 0)
         return {"loss": losses.sum()}
 
     def on_train_epoch_end(self) -> None:
-        """Adds the epoch to the history of every copy."""
+        """Adds the epoch to the history of every copy that has not diverged."""
         means = {name: (total / self._rows).tolist() for name, total in self._sums.items()}
         for i, method in enumerate(self.methods):
-            method.history.append(
-                {"epoch": self.current_epoch + 1} | {name: values[i] for name, values in means.items()}
-            )
+            if not method.diverged:
+                method.history.append(
+                    {"epoch": self.current_epoch + 1} | {name: values[i] for name, values in means.items()}
+                )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what every copy keeps beside its parameters."""
+        checkpoint["copies"] = [{"diverged": m.diverged} for m in self.methods]
+        for method, copy in zip(self.methods, checkpoint["copies"], strict=True):
+            method.on_save_checkpoint(copy)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores what `on_save_checkpoint` added."""
+        for method, copy in zip(self.methods, checkpoint["copies"], strict=True):
+            method.on_load_checkpoint(copy)
+            method.diverged = copy["diverged"]
 
     def hand_back(self) -> None:
         """Gives every copy its trained parameters."""
         with torch.no_grad():
-            for i, method in enumerate(self.methods):
-                for name, parameter in method.named_parameters():
-                    parameter.copy_(self.stacked[self.names.index(name)][i])
+            for method in self.methods:
+                for parameter in method.parameters():
+                    parameter.data = parameter.data.clone()
                 method.to("cpu")

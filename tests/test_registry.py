@@ -25,7 +25,7 @@ PAIRS = [
     (m, t)
     for m in registry.methods()
     for t in registry.tasks()
-    if not registry.choose("map", t).task.cls(registry.choose("map", t).task_settings).spec.requires
+    if not registry.choose("mfvi", t).task.cls(registry.choose("mfvi", t).task_settings).spec.requires
     - registry.method(m).provides
 ]
 
@@ -177,6 +177,62 @@ def test_preset_file_is_read_preset_by_preset(monkeypatch):
     assert registry.preset_values(method, task, "standard") == ({"a": 1, "b": 1}, {"c": 3}, "tuned")
     assert registry.preset_values(method, task, "smoke") == ({"a": 1, "b": 1}, {"c": 3, "d": 4}, "tuned")
     assert registry.preset_values(method, task, "paper") == ({"a": 1, "b": 2}, {"c": 3}, "tuned")
+
+
+# ---- names that spell out settings
+
+
+def test_names_of_a_pattern_are_no_entries_of_their_own():
+    """They resolve, with the file's documentation, and are listed nowhere."""
+    entry = registry.method("nf_gamma_10_1_100_True")
+    assert entry.name not in registry.methods()
+    assert entry.file == "nf_gamma"
+    assert entry.summary == registry.method("nf_gamma").summary
+    assert set(registry.method("nf_gamma").flags()) - set(entry.flags()) == entry.fixed.keys()
+
+
+def test_identity_of_a_name_of_a_pattern_is_the_name():
+    """Every row has a folder of its own; further settings and members follow the name."""
+    name = "nf_gamma_10_1_100_True"
+    assert registry.choose(name, "singular_evidence").method_identity == name
+    other = registry.choose(name, "singular_evidence", method_values={"train_samples": 7}, members=2)
+    assert other.method_identity == f"{name}+members=2,train_samples=7"
+    assert other.method.members == 2
+
+
+@pytest.mark.parametrize("members", [1, 3])
+def test_presets_of_a_method_are_those_of_its_spelled_names(monkeypatch, tmp_path, members):
+    """A task's table for nf_gamma sets what the name leaves open; what it spells out stands."""
+    (tmp_path / "presets").mkdir()
+    (tmp_path / "presets" / "singular_evidence.toml").write_text(
+        """
+        [standard.nf_gamma]
+        provenance = "tuned"
+        learning_rate = 0.02
+        shape = 7.0
+        [paper.nf_gamma]
+        provenance = "published"
+        train_samples = 9
+        """
+    )
+    monkeypatch.setattr(registry, "files", lambda package: tmp_path)
+    for name, shape in (("nf_gamma", 7), ("nf_gamma_10_1_100_True", 10)):
+        standard, paper = (
+            registry.choose(name, "singular_evidence", preset, members=members)
+            for preset in ("standard", "paper")
+        )
+        assert standard.method_settings.learning_rate == paper.method_settings.learning_rate == 0.02
+        assert standard.method_settings.shape == paper.method_settings.shape == shape
+        assert (standard.method_settings.train_samples, paper.method_settings.train_samples) == (5, 9)
+        assert (standard.tuning, paper.tuning) == ("tuned", "published")
+    elsewhere = registry.choose("nf_gaussian_0_1", "singular_evidence")
+    assert elsewhere.method_settings.learning_rate == 1e-3
+
+
+def test_unknown_names_near_a_pattern_are_one_line():
+    with pytest.raises(UsageError, match=r"unknown method 'nf_gama_10_1_100_True': .*nf_gamma") as info:
+        registry.method("nf_gama_10_1_100_True")
+    assert "\n" not in str(info.value)
 
 
 # ---- identity

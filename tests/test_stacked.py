@@ -12,6 +12,7 @@ from bench import registry
 from bench.contract import Budget
 from bench.engine import Engine, TrainerOptions
 from bench.settings import build
+from bench.stacked import Stacked
 
 BUDGET = Budget(epochs=5, batch_size=6)
 
@@ -45,8 +46,10 @@ def test_methods_that_stack_are_there():
 @pytest.mark.parametrize("name", stacking())
 def test_stacked_is_one_by_one(name, make):
     """Parameters, histories and predictions to 1e-5; data, orders and noise are each fit's own."""
-    alone, _ = fits(name, {}, False, problems_=three(make))
-    together, engine = fits(name, {}, True, problems_=three(make))
+    # Gradients of a flow that begins as the identity are rounding in places: Adam makes whole steps of them.
+    values = {"start": "random", "learning_rate": 1e-4} if name.startswith("nf_") else {}
+    alone, _ = fits(name, values, False, problems_=three(make))
+    together, engine = fits(name, values, True, problems_=three(make))
     assert [fit["steps"] for fit in engine.fits] == [15, 15, 15]
     for a, b in zip(alone, together, strict=True):
         for key, value in a.state_dict().items():
@@ -140,3 +143,135 @@ def test_a_copy_that_diverges_ends_the_fits():
     given[1] = replace(given[1], train=TensorDataset(inputs * float("inf"), targets))
     with pytest.raises(Diverged, match="the loss is nan"):
         fits("map", {}, True, problems_=given)
+
+
+# ---- fits of which some diverge
+
+
+def with_infinite(given, which):
+    """The problems, the inputs of some of them infinite: their loss is not a number from the first step."""
+    for i in which:
+        inputs, targets = given[i].train.tensors
+        given[i] = replace(given[i], train=TensorDataset(inputs * float("inf"), targets))
+    return given
+
+
+def kept(name, stacked, given, folder=None, members=1, cls=None):
+    """Fits with `keep_diverged`, of which every epoch is saved."""
+    entry = registry.method(name)
+    options = TrainerOptions(accelerator="cpu", stacked=stacked)
+    settings = entry.cls.settings_class()
+    engine = Engine(cls or entry.cls, settings, 0, folder, options, members, checkpoint_seconds=0)
+    return engine.fit_many(given, BUDGET, keep_diverged=True), engine
+
+
+def assert_same_fit(a, b):
+    """Equal weights, history, draws and epoch."""
+    for key, value in a.state_dict().items():
+        assert torch.equal(value, b.state_dict()[key]), key
+    assert a.history == b.history
+    assert a.epoch == b.epoch
+    assert torch.equal(a.generator.get_state(), b.generator.get_state())
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("name", ["map", "mfvi", "nf_gamma", "nf_gaussian"])
+def test_others_end_where_they_end_without_the_one_that_diverges(name, stacked):
+    """One by one to the last bit, side by side to 1e-5."""
+    sound, _ = kept(name, False, three())
+    fitted, engine = kept(name, stacked, with_infinite(three(), [1]))
+    assert [m.diverged for m in fitted] == [False, True, False]
+    assert [fit["diagnostics"].get("diverged") for fit in engine.fits] == [None, 1.0, None]
+    assert [len(m.history) for m in fitted] == [5, 0, 5]
+    for i in (0, 2):
+        for key, value in sound[i].state_dict().items():
+            tolerance = {"rtol": 1e-5, "atol": 1e-5} if stacked else {"rtol": 0, "atol": 0}
+            assert_close(fitted[i].state_dict()[key], value, **tolerance)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_all_may_diverge(stacked, tmp_path):
+    """And are found again."""
+    for _ in range(2):
+        fitted, engine = kept("mfvi", stacked, with_infinite(three(), range(3)), tmp_path)
+        assert [m.diverged for m in fitted] == 3 * [True]
+        assert [fit["diagnostics"] for fit in engine.fits] == 3 * [{"diverged": 1.0}]
+    assert [path.suffix for path in tmp_path.iterdir()] == 3 * [".ckpt"]
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_flag_is_found_again(stacked, tmp_path):
+    """Of a finished fit."""
+    first, _ = kept("mfvi", stacked, with_infinite(three(), [1]), tmp_path)
+    again, _ = kept("mfvi", stacked, with_infinite(three(), [1]), tmp_path)
+    assert [m.diverged for m in again] == [m.diverged for m in first] == [False, True, False]
+    for i in (0, 2):
+        assert_same_fit(again[i], first[i])
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_ensemble_of_which_a_member_diverged_has(stacked):
+    fitted, _ = kept("map", stacked, with_infinite(three(), [1])[:2], members=2)
+    assert [m.diverged for m in fitted] == [False, True]
+    assert [m.diverged for m in fitted[1].members] == [True, True]
+
+
+def stopped(monkeypatch, at):
+    """Has the step `at`, counted from 1, of fits side by side end by an error."""
+    taken, step = [], Stacked.training_step
+
+    def training_step(self, batch, batch_idx):
+        taken.append(self.current_epoch)
+        if len(taken) == at:
+            raise MemoryError
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(Stacked, "training_step", training_step)
+    return taken
+
+
+@pytest.mark.parametrize("name", ["mfvi", "nf_gamma", "nf_gaussian"])
+@pytest.mark.parametrize("stop", [2, 8, 15])
+def test_stopped_side_by_side_goes_on_to_the_same_weights(name, stop, monkeypatch, tmp_path):
+    """To the last bit: draws of a learned gamma, rates that fall, and every copy's order of the data."""
+    undisturbed, _ = kept(name, True, three(), tmp_path / "whole")
+    folder = tmp_path / "stopped"
+    with monkeypatch.context() as patch:
+        stopped(patch, stop)
+        with pytest.raises(MemoryError):
+            kept(name, True, three(), folder)
+    saved = [path.name for path in folder.glob("*")]
+    assert saved == (["000-fit.stacked.partial"] if stop > 3 else [])
+    with monkeypatch.context() as patch:
+        epochs = stopped(patch, None)
+        again, engine = kept(name, True, three(), folder)
+    assert epochs == [e for e in range((stop - 1) // 3, 5) for _ in range(3)]
+    assert [fit["steps"] for fit in engine.fits] == 3 * [15]
+    for a, b in zip(again, undisturbed, strict=True):
+        assert_same_fit(a, b)
+    assert [path.suffix for path in folder.iterdir()] == 3 * [".ckpt"]
+
+
+def test_flag_survives_a_stop(monkeypatch, tmp_path):
+    """The loss is NaN in the second epoch alone and moves no weight: all but the flag forgets it."""
+    given = three()
+    inputs, targets = given[1].train.tensors
+    given[1] = replace(given[1], train=TensorDataset(inputs.index_fill(0, torch.arange(14), 3.0), targets))
+
+    class Once(registry.method("mfvi").cls):
+        def loss_terms(self, batch, noise):
+            likelihood_term, prior_term = super().loss_terms(batch, noise)
+            lost = (batch.inputs == 3.0).all() & torch.tensor(self.epoch == 1)
+            return torch.where(lost, float("nan"), likelihood_term), prior_term
+
+    undisturbed, _ = kept("mfvi", True, given, cls=Once)
+    with monkeypatch.context() as patch:
+        stopped(patch, 11)
+        with pytest.raises(MemoryError):
+            kept("mfvi", True, given, tmp_path, cls=Once)
+    again, engine = kept("mfvi", True, given, tmp_path, cls=Once)
+    assert [m.diverged for m in again] == [m.diverged for m in undisturbed] == [False, True, False]
+    assert [fit["diagnostics"].get("diverged") for fit in engine.fits] == [None, 1.0, None]
+    assert [len(m.history) for m in again] == [5, 1, 5]
+    for a, b in zip(again, undisturbed, strict=True):
+        assert_same_fit(a, b)

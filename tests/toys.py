@@ -57,6 +57,15 @@ class TurnsNaN(MAP):
         return {name: value * factor for name, value in super().training_step(batch, batch_idx).items()}
 
 
+class NeverConverges(MFVI):
+    """Has a density, and a loss that is NaN."""
+
+    def loss_terms(self, batch: Batch, noise: Noise) -> tuple[torch.Tensor, torch.Tensor]:
+        """The terms of MFVI, the first as NaN."""
+        likelihood_term, prior_term = super().loss_terms(batch, noise)
+        return likelihood_term * float("nan"), prior_term
+
+
 class PredictsNaN(MAP):
     """Trains well and predicts NaN."""
 
