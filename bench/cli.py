@@ -258,14 +258,15 @@ def _figures(arguments: list[str]) -> None:
     from bench import figures
     from bench.runner import load_scores
 
-    compare = {"continual": _compare_continual, "active": _compare_active}
+    compare = {"continual": _compare_continual, "active": _compare_active, "singular": _compare_singular}
     if arguments[:1] and arguments[0] in compare:
         compare[arguments[0]](arguments[1:])
         return
     parser = _Parser(
         "bench figures",
         description="Draw the figures of runs anew, from their arrays. `bench figures continual` draws one "
-        "figure of several runs of continual learning, `bench figures active` those of active learning.",
+        "figure of several runs of continual learning, `bench figures active` those of active learning, "
+        "`bench figures singular` those of singular models, beside the published tables.",
     )
     parser.add_argument("RUN", nargs="+", type=str, help="directory of a run")
     for name in parser.parse_args(arguments).RUN:
@@ -338,6 +339,38 @@ def _compare_active(arguments: list[str]) -> None:
     found, sentences = active_comparison.comparison(runs, chosen.band)
     for path in figures.save(charts | found, Path(chosen.to)):
         output.print(str(path), soft_wrap=True)
+    for sentence in sentences:
+        output.print(sentence, soft_wrap=True)
+
+
+def _compare_singular(arguments: list[str]) -> None:
+    from bench import figures, singular
+    from bench.records import read_record
+    from bench.runner import load_scores
+    from bench.tasks.singular_evidence import SingularEvidence
+
+    parser = _Parser(
+        "bench figures singular",
+        description="Predictive bands and Psi against n of several runs of singular_evidence; then a row per "
+        "run beside the published one, and what can be said of the differences, with intervals.",
+    )
+    parser.add_argument("RUN", nargs="+", type=str, help="directory of a run or committed record")
+    parser.add_argument("--to", type=str, default="figures", help="folder of the figures")
+    chosen = parser.parse_args(arguments)
+    runs: list[singular.Run] = []
+    for name in chosen.RUN:
+        record = read_record(Path(name))
+        task, arrays = load_scores(Path(name))
+        if not isinstance(task, SingularEvidence):
+            raise UsageError(f"{name} is a run of {record.task.name}, which is not singular_evidence")
+        runs.append(singular.Run.of(record, task, arrays))
+    charts, rows, sentences = singular.comparison(runs)
+    for path in figures.save(charts, Path(chosen.to)):
+        output.print(str(path), soft_wrap=True)
+    widths = [max(map(len, column)) for column in zip(singular.HEADER, *rows, strict=True)]
+    for row in (singular.HEADER, *rows):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        output.print("  ".join(cells).rstrip(), soft_wrap=True)
     for sentence in sentences:
         output.print(sentence, soft_wrap=True)
 
