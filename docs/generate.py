@@ -13,7 +13,9 @@ import inspect
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from bench import active, active_comparison, continual, figures, metrics, registry, tune
+from bench import active, active_comparison, continual, figures, metrics, registry, singular, tune
 from bench.contract import CAPABILITIES
 from bench.diagnostics import mixed
 from bench.leaderboard.entries import committed
@@ -35,6 +37,15 @@ SPEED = ROOT / "benchmarks" / "elbo_step.json"
 SMALL_FITS = ROOT / "benchmarks" / "small_fits.json"
 SPLIT_MNIST = ROOT / "docs" / "tasks" / "split_mnist.md"
 COSTS = ROOT / "benchmarks" / "methods.json"
+FIGURES = {
+    (singular.Triplet("tanh", 576, *triplet), singular.parsed(method))
+    for triplet, methods in {
+        (0.0, 5.0, 100.0): ("nf_gaussian_0.1_0.001", "nf_gamma_10_1_100_True"),
+        (5.0, 0.0, 100.0): ("nf_gaussian_5_5e-2", "nf_gamma_500_5_100_True"),
+    }.items()
+    for method in methods
+}
+"""Rows of document 002's Figs 1 and 2."""
 
 Group = list[tuple[Path, Record]]
 
@@ -462,6 +473,89 @@ def active_testing(task: str) -> str:
     )
 
 
+# ---- singular models
+
+
+@cache
+def singular_runs() -> list[singular.Run]:
+    """Committed runs of singular_evidence, on data sets that agree."""
+    own = [(path, record) for path, record in committed() if record.task.name == "singular_evidence"]
+    runs = [singular.Run.of(record, *load_scores(path)) for path, record in own]  # type: ignore[arg-type]
+    singular.check(runs)
+    return runs
+
+
+def or_none(header: list[str], rows: list[list[str]]) -> str:
+    """A table, or a sentence in place of an empty one."""
+    return table(header, rows) if rows else "No such run is committed yet."
+
+
+def singular_rows() -> str:
+    """Every committed run beside its published row."""
+    return or_none(singular.HEADER, singular.table(singular_runs()))
+
+
+def singular_claims() -> str:
+    """What section 7 claims, on our rows at the preset paper and on the published ones of the same pairs."""
+
+    def pair(claim: singular.Claim) -> tuple[Any, ...]:
+        return claim.what, claim.triplet, singular.parsed(claim.gamma), singular.parsed(claim.gaussian)
+
+    theirs = {pair(c): str(c.difference) for c in singular.published_claims()}
+    rows = []
+    for claim in singular.claims(run for run in singular_runs() if run.preset == "paper"):
+        cells = [claim.what, str(claim.triplet), f"`{claim.gamma}`", f"`{claim.gaussian}`"]
+        rows.append([*cells, str(claim.difference), theirs.get(pair(claim), "-")])
+    return or_none(["claim", "model, truth, prior", "gamma", "Gaussian", "difference", "published"], rows)
+
+
+def singular_published() -> str:
+    """How far the published mean, sd and count show the claims of section 7."""
+    found = Counter((c.what, c.triplet.model, c.difference.sign) for c in singular.published_claims())
+    rows = [
+        [what, f"`{model}`", *(str(found[what, model, sign]) for sign in (1, 0, -1))]
+        for what, model in dict.fromkeys(key[:2] for key in found)
+    ]
+    return table(["claim", "model", "pairs that show it", "do not", "contradict it"], rows)
+
+
+def singular_rises() -> str:
+    """By how much Psi rises under the preset standard."""
+    rows = []
+    for rise in singular.rises(singular_runs()):
+        moments = [
+            "-" if of is None else f"{of.mean:.2f} (sd {of.sd or 0:.2f}, {of.repetitions})"
+            for of in (rise.paper, rise.standard)
+        ]
+        row = [str(rise.triplet), f"`{rise.method}`", rise.preset, *moments]
+        rows.append([*row, "-" if rise.difference is None else str(rise.difference)])
+    header = ["model, truth, prior", "method", "preset", "paper (sd, converged)", "that preset", "rise"]
+    return or_none(header, rows)
+
+
+def singular_slopes() -> str:
+    """Slopes of Psi in log n against -lambda."""
+    rows = []
+    for s in singular.slopes(singular_runs()):
+        cells = [str(s.triplet), s.preset, f"`{s.method}`", ", ".join(map(str, s.sizes))]
+        cells += [f"{s.slope:.2f} ± {s.standard_error:.2f}", str(s.repetitions)]
+        rows.append([*cells, "-" if s.expected is None else f"{s.expected:.2f}"])
+    header = ["model, truth, prior", "preset", "method", "n", "slope ± standard error", "repetitions"]
+    return or_none([*header, "-lambda"], rows)
+
+
+def singular_charts() -> dict[str, Any]:
+    """Predictive bands of the rows of Figs 1 and 2, and Psi against n."""
+    shown = [run for run in singular_runs() if (run.triplet, singular.parsed(run.method)) in FIGURES]
+    return singular.predictive_charts(shown) | singular.psi_charts(singular_runs())
+
+
+def singular_figures() -> str:
+    """Links to the figures."""
+    links = [f"![{name}](../figures/{name}.svg)" for name in singular_charts()]
+    return "\n\n".join(links) or "No such run is committed yet."
+
+
 # ---- split_mnist
 
 
@@ -643,6 +737,12 @@ PARTS: dict[str, Callable[[], str]] = {
     "active learning said": lambda: active_said("active_mnist"),
     "active testing": lambda: active_testing("active_testing_mnist"),
     "active testing said": lambda: active_said("active_testing_mnist"),
+    "singular rows": singular_rows,
+    "singular claims": singular_claims,
+    "singular published": singular_published,
+    "singular rises": singular_rises,
+    "singular slopes": singular_slopes,
+    "singular figures": singular_figures,
     "matrices split_mnist": lambda: matrices("split_mnist"),
     "tuning": tuning,
 }
@@ -679,7 +779,7 @@ def draw() -> None:
     charts = continual_charts()
     figures.save({f"continual-{name}": chart for name, chart in charts.items()}, folder)
     charts, _ = active_comparison.comparison(active_runs("active_mnist", "active_testing_mnist"))
-    figures.save(charts, folder)
+    figures.save(charts | singular_charts(), folder)
     for path, record in committed():
         if record.task.name == "active_regression":
             task, arrays = load_scores(path)

@@ -6,8 +6,9 @@ its numbers can be computed again.
 
 from __future__ import annotations
 
+import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench import registry
@@ -50,8 +51,14 @@ def add(run: Path, to: Path = RECORDS, force: bool = False) -> Path:
     return directory
 
 
-def refuse(run: Path, record: Record) -> None:
+def refuse(run: Path, record: Record, exactly: bool = True) -> None:
     """Says why a run is no evidence.
+
+    Args:
+        run: Its directory.
+        record: Its record.
+        exactly: Its metrics must be computed again to the last bit, as on the processor that it was made on;
+            else they must `agree`.
 
     Raises:
         UsageError: With the reason, in one line.
@@ -69,8 +76,16 @@ def refuse(run: Path, record: Record) -> None:
     if record.status == "completed":
         task, arrays = load_scores(run)
         again, _ = split_metrics(task.score(arrays), task.spec)
-        if again != record.metrics:
+        if again != record.metrics and (exactly or not agree(again, record.metrics)):
             raise UsageError(f"{run}: the metrics of the record are not those of its arrays")
+
+
+def agree(first: Mapping[str, float | None], second: Mapping[str, float | None]) -> bool:
+    """Whether metrics are the same numbers but for the last bits, which differ between processors."""
+    return first.keys() == second.keys() and all(
+        a is b is None or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-12))
+        for a, b in zip(first.values(), (second[name] for name in first), strict=True)
+    )
 
 
 def identities(record: Record) -> tuple[str, str]:
