@@ -140,13 +140,12 @@ class _Coupling(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
         ctx.mark_non_differentiable(*output[2:])
         ctx.set_materialize_grads(True)
-        ctx.save_for_backward(*inputs, *output[1:])
+        vectors, kept, moved, enter, _, hidden, _, leave, _ = inputs
+        ctx.save_for_backward(vectors, kept, moved, enter, hidden, leave, *output[1:])
 
     @staticmethod
     def backward(ctx: Any, to_image: Tensor, to_log_scale: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        vectors, kept, moved, enter, _, hidden, _, leave, _, log_scale, first, second, third = (
-            ctx.saved_tensors
-        )
+        vectors, kept, moved, enter, hidden, leave, log_scale, first, second, third = ctx.saved_tensors
         stretched = to_image * log_scale.exp()
         to_scale = torch.addcmul(to_log_scale, stretched, vectors) * (1 - log_scale.square())
         to_leave = torch.stack([to_scale, to_image]) * moved  # [2, S, d]
