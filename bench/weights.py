@@ -106,11 +106,14 @@ def forward(network: nn.Module, weights: Weights, inputs: Tensor, walk: Walk | N
     """Outputs `[S, B, ...]` of the network for inputs `[B, ...]` under each of S stacked weights.
 
     Args:
-        network: Gives the architecture; its own parameters are not used.
+        network: Gives the architecture; its own parameters are not used. One that has a faster way of its own
+            defines `forward_samples(weights, inputs)`, which returns the same.
         weights: A tensor `[S, *shape]` for every parameter of the network.
         inputs: Examples `[B, ...]`, shared by all samples.
         walk: How to go over the samples; None takes the fastest.
     """
+    if walk is None and hasattr(network, "forward_samples"):
+        return network.forward_samples(weights, inputs)
     layers = _linear_stack(network, inputs)
     if walk is None:
         walk = "stacked" if layers is not None and _fits(weights, inputs) else "loop"
