@@ -38,7 +38,7 @@ Layer = tuple[Tensor, ...]
 """Mask, complement, and of the two networks weights and biases."""
 
 _PAIRS, _UNITS = 2, 16
-_PEAK = 10.0
+_PEAK = 2.0
 """Where rates that fall begin, in units of the constant rate that is published."""
 
 
@@ -184,7 +184,7 @@ class FlowVI(Method):
         return super().spends(budget)
 
     def configure_optimizers(self) -> Any:
-        """Adam; with the schedule "cosine" every rate falls to 0, that of the flow from ten times its own."""
+        """Adam; with the schedule "cosine" every rate falls to 0, that of the flow from twice its own."""
         flow = {"params": [*self.flow.parameters(), *self.likelihood.parameters()]}
         groups = [flow, *self.source_parameters()]
         peaks = [1.0 if "lr" in group else _PEAK for group in groups]

@@ -188,7 +188,7 @@ class Settings:
     source_learning_rate: Positive = 1e-1
     """Step size of Adam, above 0, for lambda and beta; a tenth of it for their logarithms."""
     schedule: flow.Schedule = "cosine"
-    """Rates over the epochs: cosine falls to 0, the flow's from ten times its own; constant is published."""
+    """Rates over the epochs: cosine falls to 0, the flow's from twice its own; constant is published."""
     train_samples: Count = 5
     """Weight samples per training step, at least 1."""
     masks: flow.Masks = "halves"

@@ -46,7 +46,7 @@ class Settings:
     learning_rate: Positive = 1e-3
     """Step size of Adam, above 0."""
     schedule: flow.Schedule = "cosine"
-    """Rates over the epochs: cosine falls to 0, the flow's from ten times its own; constant is published."""
+    """Rates over the epochs: cosine falls to 0, the flow's from twice its own; constant is published."""
     train_samples: Count = 5
     """Weight samples per training step, at least 1."""
     masks: flow.Masks = "halves"

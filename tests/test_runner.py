@@ -24,7 +24,7 @@ from bench.errors import BenchError, Diverged, OutputError, UsageError
 from bench.runner import load_scores
 
 FILES = ["arrays.safetensors", "checkpoints", "curves.csv", "figures", "log.txt", "record.json"]
-MINUTES = ["--task.epochs", "150", "--task.test_samples", "4", "--threads", "1"]
+STOPPABLE = ["--task.epochs", "60", "--task.test_samples", "4", "--threads", "1"]
 """Settings of split_digits whose run takes long enough to be stopped in step 3."""
 
 
@@ -384,7 +384,7 @@ def in_step_3(out):
 @pytest.mark.slow
 def test_killed_run_goes_on_to_the_numbers_of_an_undisturbed_one(tmp_path):
     """`kill -9` in step 3, a second process meanwhile, and the same command again."""
-    command = ["run", "mfvi", "split_digits", *MINUTES, "--out"]
+    command = ["run", "mfvi", "split_digits", *STOPPABLE, "--out"]
     process = toys.start([*command, "killed"], tmp_path)
     wait_for(process, lambda: in_step_3(tmp_path / "killed"))
     process.send_signal(signal.SIGSTOP)  # a second process takes seconds to start
@@ -414,7 +414,7 @@ def test_killed_run_goes_on_to_the_numbers_of_an_undisturbed_one(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_ends_with_one_line_and_130(tmp_path):
-    command = ["run", "mfvi", "split_digits", *MINUTES]
+    command = ["run", "mfvi", "split_digits", *STOPPABLE]
     process = toys.start(command, tmp_path)
     wait_for(process, lambda: in_step_3(tmp_path))
     process.send_signal(signal.SIGINT)
