@@ -112,8 +112,9 @@ def forward(network: nn.Module, weights: Weights, inputs: Tensor, walk: Walk | N
         inputs: Examples `[B, ...]`, shared by all samples.
         walk: How to go over the samples; None takes the fastest.
     """
-    if walk is None and hasattr(network, "forward_samples"):
-        return network.forward_samples(weights, inputs)
+    own_way: Any = getattr(network, "forward_samples", None)
+    if walk is None and own_way is not None:
+        return own_way(weights, inputs)
     layers = _linear_stack(network, inputs)
     if walk is None:
         walk = "stacked" if layers is not None and _fits(weights, inputs) else "loop"
