@@ -1,6 +1,7 @@
 """Active learning: the data, the protocol, who can see which label, and every number by hand."""
 
 import math
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -115,7 +116,8 @@ def test_parts_share_no_image_and_are_standardised():
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
 def test_sizes_and_constants_of_the_large_sets(name):
     if data.find(name) is None:
-        pytest.skip(f"{name} is in no folder of this machine: set BENCH_DATA")
+        reason = f"{name} is in no folder of this machine: set BENCH_DATA"
+        (pytest.fail if os.environ.get("BENCH_REQUIRE_DATA") == "1" else pytest.skip)(reason)
     pixels = data.load(name).train_inputs.double()
     assert pixels.mean().item() == pytest.approx(active.SIZES[name].mean, abs=5e-5)
     assert pixels.std().item() == pytest.approx(active.SIZES[name].sd, abs=5e-5)

@@ -13,6 +13,7 @@ from bench import data, metrics, registry
 from bench.contract import Undefined
 from bench.coreset import k_center
 from bench.errors import UsageError
+from bench.leaderboard import entries
 from bench.runner import load_scores
 from bench.tasks.split_mnist import SPLIT, SplitMNIST
 
@@ -445,6 +446,14 @@ def mnist():
     if data.find("mnist") is None:
         reason = "mnist is in no folder of this machine: set BENCH_DATA"
         (pytest.fail if os.environ.get("BENCH_REQUIRE_DATA") == "1" else pytest.skip)(reason)
+
+
+def test_committed_records_show_the_published_pattern_on_mnist():
+    """Of the whole protocol, every seed."""
+    records = sorted((entries.RECORDS / "split_mnist" / "mfvi").glob("seed*"))
+    assert records
+    for directory in records:
+        assert follows_the_pattern(SplitMNIST.accuracy_matrix(load_scores(directory)[1])), directory
 
 
 @pytest.mark.slow

@@ -66,24 +66,11 @@ def name(request, monkeypatch, tmp_path_factory):
 every_name = pytest.mark.parametrize("name", registry.tasks())
 
 
-def one_per_code():
-    """Tasks of one class that differ in nothing but the images run the same code: of them the cheapest."""
-    alike = {}
-    for name, entry in registry.tasks().items():
-        rest = {k: v for k, v in entry.fixed.items() if k != "dataset"}
-        alike.setdefault((entry.cls, repr(sorted(rest.items()))), []).append(name)
-    return [min(names, key=lambda n: not is_embedded(n)) for names in alike.values()]
-
-
-def where_data_are(names):
-    """Parametrises a law by tasks; those whose data are not in the package are slow."""
-    slow = {n: [] if is_embedded(n) else [pytest.mark.slow] for n in names}
-    return pytest.mark.parametrize(
-        "name", [pytest.param(n, marks=marks) for n, marks in slow.items()], indirect=True
-    )
-
-
-every_task = where_data_are(registry.tasks())
+every_task = pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if is_embedded(n) else pytest.mark.slow) for n in registry.tasks()],
+    indirect=True,
+)
 
 
 def make(name, **values):
@@ -264,7 +251,7 @@ OWN_LAW = "def test_run_cannot_reach_the_test_targets("
 """What the test of a task whose data are not from `bench.data` must hold: the law below, for its own data."""
 
 
-@where_data_are(one_per_code())
+@every_task
 def test_run_cannot_reach_the_targets(name, runs, monkeypatch, tmp_path):
     """Other test labels change no array of the run; that it does without `targets` the runner sees to."""
     load, loaded = data.load, []
