@@ -44,7 +44,7 @@ NAMES: dict[str, dict[str, object]] = {
 }
 
 PRESETS: dict[str, dict[str, object]] = {
-    "smoke": {"acquired": 3, "epochs": 2, "acquisition_samples": 8, "test_samples": 4},
+    "smoke": {"acquired": 2, "epochs": 1, "acquisition_samples": 4, "test_samples": 2},
     "paper": {"epochs": 100, "patience": 20},
 }
 

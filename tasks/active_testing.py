@@ -2,7 +2,7 @@
 
 Question: do a posterior's uncertainties guide the choice of test points to those that tell most of the risk?
 
-Protocol: two models are fitted and then fixed: the full one to all training images but the last tenth, which
+Protocol: two models are fitted and then fixed: the full one to the training images but the last tenth, which
 stops the fit early; its test pool is the whole published test set. The small one is fitted to 1000 points of
 the data of active learning (`bench.active`), its test pool is that unbalanced test set. The risk is the mean
 over the test pool of -log p(label). In 5,000 trajectories test labels are bought one by one without
@@ -42,7 +42,7 @@ NAMES: dict[str, dict[str, object]] = {
 }
 
 PRESETS: dict[str, dict[str, object]] = {
-    "smoke": {"epochs": 1, "test_samples": 4, "trajectories": 200},
+    "smoke": {"train_images": 5000, "epochs": 1, "test_samples": 2, "trajectories": 200},
     "paper": {"epochs": 100, "patience": 20},
 }
 
@@ -60,6 +60,8 @@ class Settings:
     """Images: fixed by the task's name."""
     network: Literal["conv", "mlp"] = "conv"
     """conv has two convolutional and two linear layers, mlp one hidden layer of 50 units."""
+    train_images: Annotated[int, Field(ge=10)] = 60_000
+    """Images of the full model, at least 10, or as many as there are; the last tenth stops the fit early."""
     acquired: Count = 70
     """Test labels bought in a trajectory, at least 1."""
     trajectories: Annotated[int, Field(ge=2)] = 5000
@@ -143,8 +145,9 @@ class ActiveTesting(Task):
         if model == "small":
             pool, labels = self.unbalanced.pool[:SMALL], self.unbalanced.pool_labels[:SMALL]
             return TensorDataset(pool, labels), self.unbalanced.val
-        inputs = active.standardise(self.settings.dataset, self.images.train_inputs)
-        labels, cut = self.images.train_labels, len(inputs) - len(inputs) // 10
+        images, count = self.images, self.settings.train_images
+        inputs = active.standardise(self.settings.dataset, images.train_inputs[:count])
+        labels, cut = images.train_labels[:count], len(inputs) - len(inputs) // 10
         return TensorDataset(inputs[:cut], labels[:cut]), TensorDataset(inputs[cut:], labels[cut:])
 
     def pool(self, model: str) -> Tensor:

@@ -118,7 +118,7 @@ class PermutedMNIST(Task):
 
     def permuted(self, inputs: Tensor, step: int) -> Tensor:
         """Images `[N, 1, H, W]` as a step has them."""
-        return inputs.flatten(1)[:, self.permutation(step)].view_as(inputs)
+        return inputs.flatten(1).index_select(1, self.permutation(step)).view_as(inputs)
 
     def data_digest(self) -> str:
         """Digest of the raw images and labels, and of the permutations."""

@@ -18,7 +18,7 @@ import toys
 from conformance.laws import Case
 
 import bench
-from bench import metrics, randomness, records, registry, runner
+from bench import cli, metrics, randomness, records, registry, runner
 from bench.data import array_digest
 from bench.errors import BenchError, Diverged, OutputError, UsageError
 from bench.runner import load_scores
@@ -381,17 +381,28 @@ def in_step_3(out):
     return log is not None and "stage name=step 3" in (text := log.read_text()) and "step 4" not in text
 
 
+@pytest.fixture
+def call(capsys):
+    """Calls `bench ARGUMENTS` in this process; returns exit code and standard error."""
+
+    def call(*arguments):
+        capsys.readouterr()
+        return cli.main([str(a) for a in arguments]), capsys.readouterr().err
+
+    return call
+
+
 @pytest.mark.slow
-def test_killed_run_goes_on_to_the_numbers_of_an_undisturbed_one(tmp_path):
+def test_killed_run_goes_on_to_the_numbers_of_an_undisturbed_one(tmp_path, call):
     """`kill -9` in step 3, a second process meanwhile, and the same command again."""
     command = ["run", "mfvi", "split_digits", *STOPPABLE, "--out"]
     process = toys.start([*command, "killed"], tmp_path)
     wait_for(process, lambda: in_step_3(tmp_path / "killed"))
-    process.send_signal(signal.SIGSTOP)  # a second process takes seconds to start
-    second = toys.call([*command, "killed"], tmp_path)
+    process.send_signal(signal.SIGSTOP)
+    code, err = call(*command, tmp_path / "killed")
     process.send_signal(signal.SIGKILL)
-    assert second.returncode == 2
-    assert "is being written by another process" in one_line(second.stderr)
+    assert code == 2
+    assert "is being written by another process" in one_line(err)
     process.communicate()
     (directory,) = [path.parent for path in (tmp_path / "killed").rglob("log.txt")]
     assert process.returncode == -signal.SIGKILL
@@ -399,13 +410,13 @@ def test_killed_run_goes_on_to_the_numbers_of_an_undisturbed_one(tmp_path):
     assert "unfinished.json" in names
     assert "record.json" not in names
     assert {"000-step-1.ckpt", "001-step-2.ckpt"} <= names
-    shown = toys.call(["show", str(directory)], tmp_path)
-    assert shown.returncode == 2
-    assert "holds an unfinished run" in one_line(shown.stderr)
+    code, err = call("show", directory)
+    assert code == 2
+    assert "holds an unfinished run" in one_line(err)
 
-    again = toys.call([*command, "killed"], tmp_path)
-    whole = toys.call([*command, "whole"], tmp_path)
-    assert (again.returncode, whole.returncode) == (0, 0), again.stderr + whole.stderr
+    for folder in ("killed", "whole"):
+        code, err = call(*command, tmp_path / folder)
+        assert code == 0, err
     (undisturbed,) = [path.parent for path in (tmp_path / "whole").rglob("record.json")]
     assert digest_of(directory) == digest_of(undisturbed)
     log = (directory / "log.txt").read_text()
@@ -428,7 +439,7 @@ def test_ctrl_c_ends_with_one_line_and_130(tmp_path):
 
 
 @pytest.mark.slow
-def test_file_size_limit_is_a_full_disk(tmp_path):
+def test_file_size_limit_is_a_full_disk(tmp_path, call):
     """A real write that fails half-way: one line, exit 5, nothing half-written, and the run goes on."""
     command = ["run", "mfvi", "split_digits", "--preset", "smoke", "--threads", "1"]
 
@@ -442,8 +453,8 @@ def test_file_size_limit_is_a_full_disk(tmp_path):
     assert out == ""
     present = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
     assert present == ["log.txt", "unfinished.json"]
-    again = toys.call(command, tmp_path)
-    assert again.returncode == 0, again.stderr
+    code, err = call(*command, "--out", tmp_path / "runs")
+    assert code == 0, err
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Every discovered method obeys the laws; `pytest tests/conformance -k NAME` checks one method."""
 
+from functools import cache
+
 import pytest
 from conformance import laws, problems
 from conformance.laws import Case
@@ -10,8 +12,10 @@ from bench.contract import Method
 ALL = problems.PROBLEMS | problems.UNUSUAL
 
 
-def case_of(entry, problem):
+@cache
+def case_of(method, problem):
     """The method under its preset smoke, on a problem; or None if it refuses the problem."""
+    entry = registry.method(method)
     values = {**entry.fixed, **entry.presets.get("smoke", {})}
     case = Case(entry.cls, values, ALL[problem](), entry.members)
     return None if case.refusal() else case
@@ -22,7 +26,7 @@ def accepted(entry, names):
     found = {}
     for name in names:
         for instead in (name, *problems.INSTEAD.get(name, ())):
-            if instead not in found and (case := case_of(entry, instead)) is not None:
+            if instead not in found and (case := case_of(entry.name, instead)) is not None:
                 found[instead] = case
                 break
     return found

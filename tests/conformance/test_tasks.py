@@ -21,7 +21,7 @@ import torch
 import toys
 
 import bench
-from bench import data, figures, records, references, registry, tables
+from bench import cli, data, figures, records, references, registry, tables
 from bench.contract import CAPABILITIES, Row, Undefined
 from bench.data import array_digest
 from bench.errors import BenchError
@@ -89,20 +89,28 @@ class Done(NamedTuple):
     directory: Path
     record: records.Record
     seconds: float
-    """From the start of the process to its end."""
+    """From the command to its end, once `bench` is imported."""
+
+
+@pytest.fixture(scope="module")
+def imports(tmp_path_factory):
+    """Seconds that a `bench` process takes before it does anything."""
+    began = time.monotonic()
+    assert toys.call(["--version"], tmp_path_factory.mktemp("imports")).returncode == 0
+    return time.monotonic() - began
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """Finished smoke runs by name, each made by the command when it is first asked for."""
+    """Finished smoke runs by name, each made by the command, in this process, when it is first asked for."""
     done = {}
 
     def get(name):
         if name not in done:
             folder, began = tmp_path_factory.mktemp(name), time.monotonic()
-            called = toys.call(["run", method_for(name), name, "--preset", "smoke"], folder)
+            code = cli.main(["run", method_for(name), name, "--preset", "smoke", "--out", str(folder)])
             seconds = time.monotonic() - began
-            assert called.returncode == 0, called.stderr
+            assert code == 0
             (path,) = folder.rglob("record.json")
             done[name] = Done(path.parent, records.read_record(path.parent), seconds)
         return done[name]
@@ -327,9 +335,9 @@ def test_figures_are_drawn(name, runs, tmp_path):
 
 
 @every_task
-def test_smoke_preset_takes_less_than_a_minute(name, runs):
+def test_smoke_preset_takes_less_than_a_minute(name, runs, imports):
     """From the command to its end, imports and figures included."""
-    assert runs(name).seconds < 60
+    assert imports + runs(name).seconds < 60
 
 
 @every_task
