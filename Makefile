@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 # A process per core, of one thread; each file's tests are in one of them, since they share runs.
-PARALLEL := -n auto --dist loadfile
+PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
 test test-fast: export OMP_NUM_THREADS := 1
 
 .PHONY: help demo test test-fast lint clean

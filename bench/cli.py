@@ -9,10 +9,10 @@ from __future__ import annotations
 import difflib
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import jsonargparse
 import yaml
@@ -23,6 +23,10 @@ import bench
 from bench import data, registry, tables
 from bench.contract import CAPABILITIES
 from bench.errors import BenchError, Diverged, UsageError
+
+if TYPE_CHECKING:
+    from bench.contract import Arrays
+    from bench.records import Record
 
 jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -275,25 +279,37 @@ def _figures(arguments: list[str]) -> None:
             output.print(str(path), soft_wrap=True)
 
 
-def _compare_continual(arguments: list[str]) -> None:
-    from bench import continual, figures
-    from bench.records import read_curves, read_record
+def _comparison_parser(what: str, description: str) -> _Parser:
+    """The parser of `bench figures WHAT`, which draws several runs together."""
+    parser = _Parser(f"bench figures {what}", description=description)
+    parser.add_argument("RUN", nargs="+", type=str, help="directory of a run or committed record")
+    parser.add_argument("--to", type=str, default="figures", help="folder of the figures")
+    return parser
+
+
+def _loaded(names: list[str]) -> Iterator[tuple[str, Record, Any, Arrays]]:
+    """Runs, one after the other: directory, record, task and arrays."""
+    from bench.records import read_record
     from bench.runner import load_scores
 
-    parser = _Parser(
-        "bench figures continual",
-        description="Accuracy on the steps seen so far against the step: a panel per task, a line per method "
+    for name in names:
+        yield name, read_record(Path(name)), *load_scores(Path(name))
+
+
+def _compare_continual(arguments: list[str]) -> None:
+    from bench import continual, figures
+    from bench.records import read_curves
+
+    parser = _comparison_parser(
+        "continual",
+        "Accuracy on the steps seen so far against the step: a panel per task, a line per method "
         "and variant, a band of one standard deviation over its seeds. And the gradients of step 2, epoch by "
         "epoch, of runs that kept them.",
     )
-    parser.add_argument("RUN", nargs="+", type=str, help="directory of a run or committed record")
-    parser.add_argument("--to", type=str, default="figures", help="folder of the figures")
     chosen = parser.parse_args(arguments)
     runs: list[Any] = []
     curves = []
-    for name in chosen.RUN:
-        record = read_record(Path(name))
-        task, arrays = load_scores(Path(name))
+    for name, record, task, arrays in _loaded(chosen.RUN):
         if not hasattr(task, "accuracy_matrix"):
             raise UsageError(f"{name} is a run of {record.task.name}, which is no task of continual learning")
         settings = record.task.identity.removeprefix(record.task.name).removeprefix("+")
@@ -307,16 +323,12 @@ def _compare_continual(arguments: list[str]) -> None:
 
 def _compare_active(arguments: list[str]) -> None:
     from bench import active_comparison, figures
-    from bench.records import read_record
-    from bench.runner import load_scores
 
-    parser = _Parser(
-        "bench figures active",
-        description="Learning curves, errors of risk estimates and biases of several runs: a line per method "
+    parser = _comparison_parser(
+        "active",
+        "Learning curves, errors of risk estimates and biases of several runs: a line per method "
         "and variant, a band over its seeds; then what can be said of the differences, with intervals.",
     )
-    parser.add_argument("RUN", nargs="+", type=str, help="directory of a run or committed record")
-    parser.add_argument("--to", type=str, default="figures", help="folder of the figures")
     parser.add_argument(
         "--band",
         type=Literal["sd", "standard_error", "iqr"],
@@ -326,9 +338,7 @@ def _compare_active(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     runs: list[active_comparison.Run] = []
     charts: dict[str, Any] = {}
-    for name in chosen.RUN:
-        record = read_record(Path(name))
-        task, arrays = load_scores(Path(name))
+    for name, record, task, arrays in _loaded(chosen.RUN):
         if isinstance(task, active_comparison.Measured):
             runs.append(active_comparison.Run.of(record, task.measured(arrays)))
         elif record.task.name == "active_regression":  # one run has all trajectories, and compares by itself
@@ -345,22 +355,16 @@ def _compare_active(arguments: list[str]) -> None:
 
 def _compare_singular(arguments: list[str]) -> None:
     from bench import figures, singular
-    from bench.records import read_record
-    from bench.runner import load_scores
     from bench.tasks.singular_evidence import SingularEvidence
 
-    parser = _Parser(
-        "bench figures singular",
-        description="Predictive bands and Psi against n of several runs of singular_evidence; then a row per "
+    parser = _comparison_parser(
+        "singular",
+        "Predictive bands and Psi against n of several runs of singular_evidence; then a row per "
         "run beside the published one, and what can be said of the differences, with intervals.",
     )
-    parser.add_argument("RUN", nargs="+", type=str, help="directory of a run or committed record")
-    parser.add_argument("--to", type=str, default="figures", help="folder of the figures")
     chosen = parser.parse_args(arguments)
     runs: list[singular.Run] = []
-    for name in chosen.RUN:
-        record = read_record(Path(name))
-        task, arrays = load_scores(Path(name))
+    for name, record, task, arrays in _loaded(chosen.RUN):
         if not isinstance(task, SingularEvidence):
             raise UsageError(f"{name} is a run of {record.task.name}, which is not singular_evidence")
         runs.append(singular.Run.of(record, task, arrays))

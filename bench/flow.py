@@ -13,14 +13,12 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from bench import divergence
@@ -36,12 +34,12 @@ Schedule = Literal["cosine", "constant"]
 
 NUMBER = r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
 """A setting in a method's name, as Python reads it."""
+Layer = tuple[Tensor, ...]
+"""Mask, complement, and of the two networks weights and biases."""
 
-_PAIRS, _UNITS, _SLOPE = 2, 16, 0.01
+_PAIRS, _UNITS = 2, 16
 _PEAK = 2.0
 """Where rates that fall begin, in units of the constant rate that is published."""
-
-_tanh_backward, _leaky_relu_backward = torch.ops.aten.tanh_backward, torch.ops.aten.leaky_relu_backward
 
 
 class CouplingFlow(nn.Module):
@@ -74,145 +72,41 @@ class CouplingFlow(nn.Module):
             for parameter in (*self.leave, self.leave_bias):
                 nn.init.zeros_(parameter)
 
-    def _tensors(self, like: Tensor) -> tuple[Tensor, ...]:
-        """Masks and parameters as `_layers` takes them, in the type of `like`."""
-        shared = (self.masks, self.enter_bias, self.hidden, self.hidden_bias, self.leave_bias)
-        return tuple(t.to(like) for t in (*shared, *self.enter, *self.leave))
+    def _layers(self, like: Tensor) -> list[Layer]:
+        """What each layer computes with, in the type of `like`."""
+        masks = self.masks.to(like)
+        hidden = (t.to(like) for t in (self.hidden, self.hidden_bias))
+        enter = ([w.to(like) for w in self.enter], self.enter_bias.to(like))
+        leave = ([w.to(like) for w in self.leave], self.leave_bias.to(like))
+        return list(zip(masks, 1 - masks, *enter, *hidden, *leave, strict=True))
 
     def forward(self, xi: Tensor) -> tuple[Tensor, Tensor]:
         """Weights `[S, d]` of source vectors `[S, d]`, and log|det| of the map's Jacobian there, `[S]`."""
-        tensors = self._tensors(xi)
-        copies = is_batchedtensor(xi) or is_batchedtensor(self.enter_bias)
-        return (_CouplingOfCopies if copies else _Coupling).apply(xi, *tensors)
+        log_scales = []
+        for layer in self._layers(xi):
+            log_scale, shift = _scale_and_shift(layer, xi)
+            xi = torch.addcmul(shift, xi, log_scale.exp())
+            log_scales.append(log_scale)
+        return xi, torch.stack(log_scales).sum((0, -1))
 
     def inverse(self, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Source vectors `[S, d]` of weights `[S, d]`, and log|det| of the FORWARD map there, `[S]`."""
-        weights, log_det = weights[None], weights.new_zeros(())
-        for layer in reversed(_layers([t[None] for t in self._tensors(weights)])):
-            log_scale, shift, _ = _scale_and_shift(layer, weights)
+        log_det = weights.new_zeros(())
+        for layer in reversed(self._layers(weights)):
+            log_scale, shift = _scale_and_shift(layer, weights)
             weights = (weights - shift) * (-log_scale).exp()
             log_det = log_det + log_scale.sum(-1)
-        return weights[0], log_det[0]
+        return weights, log_det
 
 
-class _Layer(NamedTuple):
-    """What a layer of M flows computes with; the networks for scale and shift of all are side by side.
-
-    Attributes:
-        kept: Mask, `[M, 1, d]`.
-        moved: Its complement.
-        weights: Of four linear layers, from the first, each `[2 M, fan in, fan out]`.
-        biases: `[2 M, 1, fan out]`.
-    """
-
-    kept: Tensor
-    moved: Tensor
-    weights: list[Tensor]
-    biases: list[Tensor]
-
-
-def _layers(tensors: Sequence[Tensor]) -> list[_Layer]:
-    """The layers of M flows, of whose `CouplingFlow._tensors` each is `[M, ...]`."""
-    masks, enter_bias, hidden, hidden_bias, leave_bias = tensors[:5]
-    enter, leave = tensors[5 : 5 + 2 * _PAIRS], tensors[5 + 2 * _PAIRS :]
-    layers = []
-    for i in range(2 * _PAIRS):
-        kept = masks[:, i, None]
-        weights = [enter[i], hidden[:, i, 0], hidden[:, i, 1], leave[i]]
-        biases = [enter_bias[:, i], hidden_bias[:, i, 0], hidden_bias[:, i, 1], leave_bias[:, i]]
-        layers.append(
-            _Layer(kept, 1 - kept, [t.flatten(0, 1) for t in weights], [t.flatten(0, 1) for t in biases])
-        )
-    return layers
-
-
-def _scale_and_shift(layer: _Layer, vectors: Tensor) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Log scale and shift `[M, S, d]`, 0 where the mask keeps, and what enters the four linear layers.
-
-    The networks see the kept entries of the vectors `[M, S, d]` alone.
-    """
-    copies, size = len(vectors), vectors.shape[1:]
-    values = (vectors * layer.kept)[:, None].expand(copies, 2, *size).reshape(2 * copies, *size)
-    entered = []
-    for i, (weight, bias) in enumerate(zip(layer.weights, layer.biases, strict=True)):
-        values = functional.leaky_relu(values, _SLOPE) if i else values
-        entered.append(values)
-        values = torch.baddbmm(bias, values, weight)
-    scale, shift = (values.view(copies, 2, *size) * layer.moved[:, None]).unbind(1)
-    return scale.tanh(), shift, entered
-
-
-class _Coupling(torch.autograd.Function):
-    """The flow with its derivatives: recorded operation by operation, a step would be spent on records."""
-
-    @staticmethod
-    def forward(ctx: Any, xi: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        """Of one flow and vectors `[S, d]`; of M and `[M, S, d]` where every tensor is `[M, ...]`."""
-        ctx.alone = xi.dim() == 2
-        if ctx.alone:
-            xi, *tensors = (t[None] for t in (xi, *tensors))
-        ctx.layers = _layers(tensors)
-        ctx.steps = []
-        for layer in ctx.layers:
-            log_scale, shift, entered = _scale_and_shift(layer, xi)
-            ctx.steps.append((xi, log_scale, entered))
-            xi = torch.addcmul(shift, xi, log_scale.exp())
-        log_det = torch.stack([log_scale for _, log_scale, _ in ctx.steps]).sum((0, -1))
-        return (xi[0], log_det[0]) if ctx.alone else (xi, log_det)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, to_weights: Tensor, to_log_det: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of xi, of no mask, and of the parameters."""
-        if ctx.alone:
-            to_weights, to_log_det = to_weights[None], to_log_det[None]
-        to_each = to_log_det[..., None]
-        found = []  # of every layer, from the last one: for its four linear layers, weights and biases
-        for layer, (xi, log_scale, entered) in zip(ctx.layers[::-1], ctx.steps[::-1], strict=True):
-            to_xi = to_weights * log_scale.exp()
-            to_scale = _tanh_backward(torch.addcmul(to_each, to_xi, xi), log_scale)
-            gradient = torch.stack([to_scale, to_weights], 1).mul_(layer.moved[:, None]).flatten(0, 1)
-            gradients = []
-            for i in reversed(range(len(entered))):
-                own = (torch.bmm(entered[i].mT, gradient), gradient.sum(1, keepdim=True))
-                gradients.append([g.unflatten(0, (-1, 2)) for g in own])
-                gradient = torch.bmm(gradient, layer.weights[i].mT)
-                if i:  # what entered has the sign of what the leaky ReLU made it of
-                    gradient = _leaky_relu_backward(gradient, entered[i], _SLOPE, True)
-            found.append(gradients[::-1])
-            seen = gradient.view(len(xi), 2, *xi.shape[1:]).sum(1)
-            to_weights = torch.addcmul(to_xi, seen, layer.kept)
-        # Of the i-th linear layer in all layers: lists of `[M, 2, fan in, fan out]` and `[M, 2, 1, fan out]`.
-        weights, biases = ([[layer[i][kind] for layer in found[::-1]] for i in range(4)] for kind in (0, 1))
-        inner = [torch.stack([torch.stack(g, 1) for g in kind[1:3]], 2) for kind in (weights, biases)]
-        outer = [torch.stack(biases[i], 1) for i in (0, 3)]
-        gradients = [to_weights, outer[0], *inner, outer[1], *weights[0], *weights[3]]
-        to_xi, *to_parameters = (g[0] if ctx.alone else g for g in gradients)
-        return to_xi, None, *to_parameters
-
-
-class _CouplingOfCopies(torch.autograd.Function):
-    """The same under `vmap`, for copies side by side.
-
-    A function of its own, since torch looks at the signature of one that has `vmap` at every call: 0.2 ms.
-    """
-
-    @staticmethod
-    def forward(xi: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        return _Coupling.apply(xi, *tensors)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *tensors: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[int, int]]:
-        size = info.batch_size
-        together = (
-            t.expand(size, *t.shape) if d is None else t.movedim(d, 0)
-            for t, d in zip(tensors, in_dims, strict=True)
-        )
-        return _Coupling.apply(*together), (0, 0)
+def _scale_and_shift(layer: Layer, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Log scale and shift `[S, d]` of a layer, 0 where its mask keeps; they see kept entries alone."""
+    kept, moved, enter, enter_bias, hidden, hidden_bias, leave, leave_bias = layer
+    units = torch.baddbmm(enter_bias, (vectors * kept).expand(2, *vectors.shape), enter)
+    for weight, bias in zip(hidden, hidden_bias, strict=True):
+        units = torch.baddbmm(bias, functional.leaky_relu(units), weight)
+    scale, shift = torch.baddbmm(leave_bias, functional.leaky_relu(units), leave).mul(moved).unbind(0)
+    return scale.tanh(), shift
 
 
 def _uniform(*shape: int, fan_in: int) -> nn.Parameter:

@@ -18,7 +18,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_collection_modifyitems(items):
     """Coverage counts what the quick tests reach: tracing makes training take half as long again."""
     for item in items:
-        if item.get_closest_marker("slow") or "conformance" in item.path.parts:
+        if item.get_closest_marker("slow") or {"conformance", "oracles"} & {*item.path.parts}:
             item.add_marker("no_cover")
 
 

@@ -12,7 +12,6 @@ import torch
 from conformance import laws, problems
 from oracles import flows
 from torch import nn
-from torch.func import functional_call, vmap
 from torch.testing import assert_close
 
 from bench.contract import Batch
@@ -124,26 +123,6 @@ def test_layers_are_the_published_networks(masks, make):
     found = flow(xi)
     assert_close(found[0], value)
     assert_close(found[1], log_det)
-
-
-@MASKS
-@pytest.mark.parametrize("copies", [None, 3])
-def test_derivatives_are_those_of_finite_differences(masks, copies):
-    """Along random directions of vectors and parameters; of one flow, and of copies at shared vectors."""
-    flows_, xi = [moved(3, masks, seed) for seed in range(copies or 1)], points(2, 3)
-    names = [name for name, _ in flows_[0].named_parameters()]
-    parameters = [torch.stack([dict(f.named_parameters())[name].detach() for f in flows_]) for name in names]
-
-    def one(xi, *parameters):
-        return functional_call(flows_[0], dict(zip(names, parameters, strict=True)), xi)
-
-    if copies is None:
-        arguments = [xi, *(p[0] for p in parameters)]
-        assert torch.autograd.gradcheck(one, [a.requires_grad_() for a in arguments], fast_mode=True)
-    else:
-        side_by_side = vmap(one, (None, *(0 for _ in names)))
-        arguments = [a.requires_grad_() for a in (xi, *parameters)]
-        assert torch.autograd.gradcheck(side_by_side, arguments, fast_mode=True)
 
 
 def test_printed_coupling_is_not_invertible():

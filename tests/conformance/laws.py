@@ -500,11 +500,11 @@ def stopped_fit_goes_on(case: Case, folder: Path, patience: int | None) -> None:
     """A fit that was stopped half-way and started again ends with the same numbers, bit by bit."""
     budget, stop_at = Budget(5, 8), 3
     if patience is not None:  # stop between the best epoch and the end, where patience is being counted
-        case, budget = contradicted(case), Budget(200, 8, patience)
+        case, budget = contradicted(case), Budget(60, 8, patience)
     expected = case.fit(budget=budget)
     if patience is not None:
         stop_at = len(expected.history) - 1
-        assert stop_at < 199
+        assert stop_at < 59
 
     def stop(event: str, values: dict[str, Any]) -> None:
         if event == "epoch" and values["epoch"] == stop_at:

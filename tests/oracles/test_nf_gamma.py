@@ -323,7 +323,7 @@ def test_what_a_name_fixes_cannot_be_set():
 
 LINEAR = {
     "model": "linear", "hidden": 4, "prior_mean": 0.0, "prior_variance": 1.0, "true_weight": 0.5,
-    "num_train": 500, "repetitions": 2, "epochs": 300, "draws": 1000,
+    "num_train": 500, "repetitions": 2, "epochs": 150, "draws": 1000,
 }  # fmt: skip
 
 
