@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import io
 import logging
+import math
 import os
 import re
 import sys
@@ -516,25 +517,27 @@ class _Watch(pl.callbacks.Checkpoint):
         self.best: dict[str, Tensor] | None = None
         self.best_score, self.best_epoch = float("inf"), 0
         self._began = self._saved = time.perf_counter()
-        self._sums: dict[str, Tensor] = {}
+        self._sums: Tensor | None = None  # over an epoch's examples, in the order of `_terms`
+        self._terms: list[str] = []
         self._rows = 0
         self._probed: dict[str, float] = {}
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._sums, self._rows = {}, 0
+        self._sums, self._rows = None, 0
         self._probed = self.probe() if self.probe else {}
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
         self.steps += 1
-        if not outputs["loss"].isfinite():
+        if not math.isfinite(loss := outputs["loss"].item()):
             where = f"stage '{self.engine._stage}', epoch {trainer.current_epoch + 1}, step {self.steps}"
-            raise Diverged(f"diverged at {where}: the loss is {outputs['loss'].item()}")
+            raise Diverged(f"diverged at {where}: the loss is {loss}")
         rows = len(batch.inputs)
         self._rows += rows
-        for name, value in outputs.items():
-            self._sums[name] = self._sums.get(name, 0) + value.detach() * rows
+        terms = torch.stack([value.detach() for value in outputs.values()]) * rows
+        self._sums = terms if self._sums is None else self._sums + terms
+        self._terms = list(outputs)
 
     def _stop_early(self, trainer: pl.Trainer, module: Method, patience: int) -> None:
         """Stops after `patience` epochs without a better validation NLL, or training loss without one."""
@@ -551,7 +554,8 @@ class _Watch(pl.callbacks.Checkpoint):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Method) -> None:  # type: ignore[override]
         row: dict[str, float] = {"epoch": trainer.current_epoch + 1}
-        row |= self._probed | {name: (total / self._rows).item() for name, total in self._sums.items()}
+        assert self._sums is not None  # an epoch has a batch
+        row |= self._probed | dict(zip(self._terms, (self._sums / self._rows).tolist(), strict=True))
         row |= {name: value.item() for name, value in trainer.callback_metrics.items()}
         module.history.append(row)
         if self.patience is not None:

@@ -237,23 +237,19 @@ class NFGamma(FlowVI):
         shapes = self.distribution().lam.detach().expand(num_samples, -1).contiguous()
         return {"gamma": torch._standard_gamma(shapes, generator=generator)}
 
-    def source(self, noise: Noise) -> Tensor:
-        """Training draws of xi `[S, d]`."""
-        if "normal" in noise:
-            return self.distribution().transform_normal(noise["normal"])
-        return self.distribution().transform(noise["gamma"])
+    def source(self, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Training draws of xi `[S, d]`, and E log q(xi) in nats."""
+        q = self.distribution()
+        xi = q.transform_normal(noise["normal"]) if "normal" in noise else q.transform(noise["gamma"])
+        return xi, expected_log_prob(q.lam, q.k, q.beta)
 
-    def exact_source(self, num_samples: int, generator: torch.Generator) -> Tensor:
-        """Exact draws of xi `[S, d]`, whatever training draws."""
-        return self.distribution().rsample((num_samples,), generator)
+    def exact_source(self, num_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Exact draws of xi `[S, d]`, whatever training draws, and E log q(xi) in nats."""
+        q = self.distribution()
+        return q.rsample((num_samples,), generator), expected_log_prob(q.lam, q.k, q.beta)
 
     def source_log_prob(self, xi: Tensor) -> Tensor:
         """Log density of xi `[S, d]`, `[S]`, in nats."""
         q = self.distribution()
         wide = GeneralizedGamma(q.lam.to(xi), q.k.to(xi), q.beta.to(xi), validate_args=False)
         return wide.log_prob(xi).sum(-1)
-
-    def source_negative_entropy(self) -> Tensor:
-        """E log q(xi), a scalar, in nats."""
-        q = self.distribution()
-        return expected_log_prob(q.lam, q.k, q.beta)

@@ -78,12 +78,13 @@ class NFGaussian(FlowVI):
         """Standard normal noise `[S, d]`."""
         return {"normal": torch.randn(num_samples, self.size, generator=generator, device=self.device)}
 
-    def source(self, noise: Noise) -> Tensor:
-        """Training draws of xi `[S, d]`."""
-        return torch.addcmul(self.mean, self.log_std.exp(), noise["normal"])
+    def source(self, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Draws of xi `[S, d]`, and E log q(xi) = -(d/2) log(2 pi e) - sum of log standard deviations."""
+        xi = torch.addcmul(self.mean, self.log_std.exp(), noise["normal"])
+        return xi, -(self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()
 
-    def exact_source(self, num_samples: int, generator: torch.Generator) -> Tensor:
-        """Draws of xi `[S, d]`."""
+    def exact_source(self, num_samples: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """The same: training draws are exact."""
         return self.source(self.draw_noise(num_samples, generator))
 
     def source_log_prob(self, xi: Tensor) -> Tensor:
@@ -91,7 +92,3 @@ class NFGaussian(FlowVI):
         mean, log_std = self.mean.to(xi), self.log_std.to(xi)
         squares = ((xi - mean) * (-log_std).exp()).square()
         return (-0.5 * squares - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
-
-    def source_negative_entropy(self) -> Tensor:
-        """E log q(xi), a scalar, in nats: -(d/2) log(2 pi e) - sum of log standard deviations."""
-        return -(self.log_std + 0.5 * math.log(2 * math.pi * math.e)).sum()

@@ -172,10 +172,13 @@ class _TanhSums(torch.autograd.Function):
         x, a, b = ctx.saved_tensors
         both = torch.stack([gradient, gradient * x], 1)  # [S, 2, B], of which the second goes to a x
         first, second = [], []
+        squares = torch.empty(
+            len(x), a.shape[1], dtype=a.dtype, device=a.device
+        )  # one for all: it stays near
         for twice, rows, kept in zip(2 * a, both, ctx.kept, strict=True):
             s = torch.outer(x, twice).sigmoid_() if kept is None else kept
             first.append(rows @ s)
-            second.append(rows[1] @ s.square())
+            second.append(rows[1] @ torch.mul(s, s, out=squares))
         to_gradient, to_slope = torch.stack(first, 1)
         to_a = 4 * b * (to_slope - torch.stack(second))
         return None, to_a, 2 * to_gradient - gradient.sum(1, keepdim=True), None

@@ -216,6 +216,7 @@ def test_every_command_has_help(call, command):
     assert out.startswith(f"usage: bench {command}")
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("method", registry.methods())
 @pytest.mark.parametrize("task", registry.tasks())
 def test_help_shows_every_setting_with_its_documentation_and_default(call, method, task):

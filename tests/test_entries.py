@@ -182,6 +182,7 @@ def test_every_committed_record_is_found():
     assert folders == {directory for directory, _ in entries.committed()}
 
 
+@pytest.mark.slow
 def test_every_committed_record_computes_again():
     """Whatever is committed by now: its numbers follow from its arrays, under the task as it is."""
     for directory, record in entries.committed():

@@ -112,7 +112,10 @@ def test_load_without_checkpoint_is_one_line(done, tmp_path):
         bench.load(tmp_path)
 
 
-@pytest.mark.parametrize("method", registry.methods())
+@pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, marks=[] if m in ("map", "mfvi") else pytest.mark.slow) for m in registry.methods()],
+)
 @pytest.mark.parametrize("order", ["sequential", "joint"])
 def test_same_seed_same_arrays(tmp_path, method, order):
     needs = {"sequential"} if order == "sequential" else set()
