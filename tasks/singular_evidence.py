@@ -172,9 +172,7 @@ class _TanhSums(torch.autograd.Function):
         x, a, b = ctx.saved_tensors
         both = torch.stack([gradient, gradient * x], 1)  # [S, 2, B], of which the second goes to a x
         first, second = [], []
-        squares = torch.empty(
-            len(x), a.shape[1], dtype=a.dtype, device=a.device
-        )  # one for all: it stays near
+        squares = a.new_empty(len(x), a.shape[1])  # one for all samples: it stays in the cache
         for twice, rows, kept in zip(2 * a, both, ctx.kept, strict=True):
             s = torch.outer(x, twice).sigmoid_() if kept is None else kept
             first.append(rows @ s)
