@@ -6,6 +6,7 @@ cause, and docs/tasks/singular_evidence.md tells it.
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
 from bench import singular
@@ -109,3 +110,14 @@ def test_the_claims_hold_on_our_rows(runs):
     missed = [str(c) for c in ours if pair(c) in theirs and c.difference.sign != 1]
     assert not missed
     assert {c.what for c in ours if c.difference.sign == 1} == {LEARNED, FAR}
+
+
+def test_standard_is_no_worse_than_paper_on_any_row_tried(runs):
+    """Every repetition converged, and Psi is higher, over all repetitions and on the shared data sets."""
+    standard = [run for run in runs if run.preset.startswith("standard")]
+    assert all(np.isfinite(run.psis).all() for run in standard)
+    found = singular.rises(runs)
+    assert len(found) >= 6
+    for rise in found:
+        assert rise.standard.mean > rise.paper.mean, rise
+        assert rise.difference.centre > 0, rise
