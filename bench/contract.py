@@ -152,6 +152,8 @@ class Method(pl.LightningModule, ABC):
     """Whether `loss_terms` runs under `torch.func.vmap` over copies and training has no hooks of its own."""
     stacks_faster: ClassVar[bool] = False
     """Whether copies side by side are measured faster than one after another on a CPU too."""
+    compiles_faster: ClassVar[bool] = False
+    """Whether a long fit on a CPU is measured faster with `loss_terms` compiled; and than side by side."""
     diverged: bool = False
     """Set by `Engine.fit_many(..., keep_diverged=True)` where the training loss was not finite."""
     reweights: bool = False

@@ -18,7 +18,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -31,7 +31,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import ensemble, randomness, stacked
+from bench import compiled, ensemble, randomness, stacked
 from bench.batches import OnDevice, batches
 from bench.contract import Arrays, Batch, Budget, Method, Problem
 from bench.diagnostics import gradient_norms
@@ -50,6 +50,9 @@ _PROBED = 10_000
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """From glibc's malloc.h."""
 
+if not torch.cuda.is_available():
+    # Set by Lightning: torch then looks for NVIDIA's library whenever asked for a GPU, by Adam at every step.
+    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
 for _name in ("pytorch_lightning", "lightning.pytorch", "lightning.fabric"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
@@ -71,6 +74,9 @@ class TrainerOptions:
     stacked: bool | None = None
     """Train independent fits side by side, where method and budget allow (bench.stacked); not given: where
     that is faster."""
+    compiled: bool | None = None
+    """Compile the training step (bench.compiled), where a C++ compiler is found; not given: of long fits on
+    a CPU, where method and length make that faster."""
 
 
 @dataclass
@@ -87,6 +93,7 @@ class _Job:
     everything: Any
     path: Path | None
     fit: dict[str, Any] | None = None
+    compiled: bool = False
 
     @property
     def is_finished(self) -> bool:
@@ -141,6 +148,8 @@ class Engine:
         Raises:
             UsageError: If it does not; in one line.
         """
+        if self.options.stacked and self.options.compiled:
+            raise UsageError("--trainer.stacked and --trainer.compiled: what is side by side is not compiled")
         return self._trainer(Budget(epochs=1)).global_rank
 
     # ---- what a task may call
@@ -228,7 +237,7 @@ class Engine:
         ]
         side_by_side = self.options.stacked
         if side_by_side is None:
-            side_by_side = self.method_class.stacks_faster
+            side_by_side = self.method_class.stacks_faster and not self._compiles(problems[0], budget)
         fitted = self._fit_stacked(parts, budget, keep_diverged) if side_by_side and len(parts) > 1 else None
         if fitted is None:
             fitted = [self._fit(problem, budget, start, probe, keep_diverged) for problem, start in parts]
@@ -336,6 +345,25 @@ class Engine:
             method.diverged = "diverged" in checkpoint["fit"]["diagnostics"]
         return job
 
+    def _compiles(self, problem: Problem, budget: Budget) -> bool:
+        """Whether a fit of this length is compiled, if it is trained alone."""
+        if self.options.compiled is not None or not self.method_class.compiles_faster:
+            return self.options.compiled is True and "loss_terms" in self.method_class.provides
+        examples = budget.draws or len(problem.train)  # type: ignore[arg-type]
+        if budget.epochs * -(-examples // (budget.batch_size or examples)) < compiled.SHORTEST:
+            return False
+        trainer = self._trainer(budget)
+        return trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu"
+
+    @contextmanager
+    def _compiled(self, job: _Job) -> Iterator[None]:
+        """Within, the job's training step is compiled; the job then says whether it was."""
+        with compiled.compiling(job.method, lambda text: self._observe("notice", {"text": text})) as terms:
+            try:
+                yield
+            finally:
+                job.compiled = terms.began and not terms.failed
+
     def _probe(self, method: Method) -> Callable[[], dict[str, float]] | None:
         """What measures the method's gradients, on the same examples under the same noise every time."""
         if "loss_terms" not in method.provides:
@@ -357,6 +385,7 @@ class Engine:
                 "epochs": len(method.history),
                 "steps": steps,
                 "seconds": round(seconds, 3),
+                "compiled": job.compiled,
                 "diagnostics": {"diverged": 1.0} if method.diverged else method.diagnostics(),
             }
             if job.path is not None and job.trainer.global_rank == 0:
@@ -444,7 +473,9 @@ class Engine:
         partial = job.path and _partial(job.path)
         resume = str(partial) if partial and partial.exists() else None
         val_loader = batches(val, 1000, None) if val is not None else None
-        self._run(job.trainer, method, watch, job.loader, val_loader, resume)
+        compiles = watch.probe is None and self._compiles(method.problem, job.budget)
+        with self._compiled(job) if compiles else nullcontext():
+            self._run(job.trainer, method, watch, job.loader, val_loader, resume)
         if watch.best is not None:
             method.load_state_dict(watch.best)
 

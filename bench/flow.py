@@ -139,6 +139,7 @@ class FlowVI(Method):
     provides = frozenset({"weight_samples", "density", "weighted", "loss_terms"})
     stacks = True
     stacks_faster = True
+    compiles_faster = True
     LARGEST = 100_000
     """Weights above which a problem is refused: the flow has 264 numbers for each."""
 

@@ -42,6 +42,8 @@ def shown(console: Console, title: str) -> Iterator[Callable[[str, dict[str, Any
                 now["note"] = f"{values['name']} {values['value']:.4g} (validation)"
                 if not console.is_terminal:
                     console.print(f"{title}: {stage()}: {now['note']}")
+            elif event == "notice":
+                console.print(f"{title}: {values['text']}")
             done = (now["number"] - 1 + now["epoch"] / now["epochs"]) / now["of"]
             text = f"{stage()}, epoch {now['epoch']} of {now['epochs']}{now['loss']}"
             bar.update(task, completed=done, description=f"{title}: {text}", note=now["note"])

@@ -58,12 +58,16 @@ class MethodPart(_Part):
 
 
 class FitPart(_Part):
-    """One fit: its stage, epochs, training steps, wall-clock seconds, and what the method says of it."""
+    """One fit: its stage, epochs, training steps, wall-clock seconds, and what the method says of it.
+
+    `compiled`: its training step was (`bench.compiled`).
+    """
 
     stage: str
     epochs: int
     steps: int
     seconds: float
+    compiled: bool = False
     diagnostics: dict[str, float] = {}
 
 

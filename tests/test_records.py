@@ -47,7 +47,14 @@ EXAMPLE = {
     "undefined": {"forgetting": "one step"},
     "validation": {"accuracy": 0.25},
     "fits": [
-        {"stage": "step 1", "epochs": 1, "steps": 3, "seconds": 0.5, "diagnostics": {"acceptance": 0.8}}
+        {
+            "stage": "step 1",
+            "epochs": 1,
+            "steps": 3,
+            "seconds": 0.5,
+            "compiled": False,
+            "diagnostics": {"acceptance": 0.8},
+        }
     ],
     "diagnostics": {"prediction_rhat": 1.01},
     "seconds": 1.5,

@@ -552,6 +552,14 @@ def test_tanh_network_under_stacked_weights():
     assert_same(found, torch.stack([plain(*w, x[0]) for w in zip(a, b, strict=True)]), (a, b))
 
 
+@pytest.mark.parametrize("scale", [0.01, 2.0, 500.0])
+def test_tanh_network_as_the_compiler_sees_it(scale):
+    """Whose powers of 2 overflow in units that are saturated."""
+    a, b, x = weights_of(4, scale=scale)
+    found = task._FusedTanhSums.apply(x[0, :, 0], a, b)[..., None]
+    assert_same(found, torch.stack([plain(*w, x[0]) for w in zip(a, b, strict=True)]), (a, b))
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_tanh_network_under_vmap_over_copies(shared):
     """Side by side, each on inputs of its own or all on the same."""

@@ -1,0 +1,70 @@
+"""Long fits as compiled code: a method's `loss_terms`, forward and backward, through torch.compile.
+
+A step of many operations on small tensors spends most of its time between them; compiled they are fused. It
+needs a C++ compiler, without which training is eager. torch keeps what it compiled for later processes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
+
+from bench.contract import Batch, Method, Noise
+
+SHORTEST = 10_000
+"""Steps of a fit from which compiling is worth its time: about 30 s once, and 2 to 5 ms saved a step."""
+
+
+class LossTerms:
+    """The `loss_terms` of a method, compiled at the first call; eager for good if that fails.
+
+    Args:
+        method: Whose.
+        tell: Called with a sentence for the user when compiling begins, and when it fails.
+    """
+
+    def __init__(self, method: Method, tell: Callable[[str], None]) -> None:
+        method.prior  # noqa: B018  made here: what a method keeps must not be made under the compiler
+        self.eager, self.tell = method.loss_terms, tell
+        # Every shape on its own: sizes left open make slower code, and an epoch has two at most. The
+        # processor's instructions are taken at its word: to try them with the compiler takes 16 s more.
+        self.compiled = torch.compile(self.eager, dynamic=False, options={"cpp.vec_isa_ok": True})
+        self.began, self.failed = False, False
+
+    def __call__(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
+        """What `loss_terms` returns, up to rounding."""
+        if self.failed:
+            return self.eager(batch, noise)
+        if not self.began:
+            self.began = True
+            self.tell("compiling the training step; takes up to a minute where it is new")
+        try:
+            return self.compiled(batch, noise)
+        except TorchDynamoException as error:
+            self.failed = True
+            first = str(getattr(error, "inner_exception", error)).strip().splitlines()[0]
+            self.tell(f"training runs eager, which is slower: it could not be compiled ({first})")
+            return self.eager(batch, noise)
+
+
+@contextmanager
+def compiling(method: Method, tell: Callable[[str], None]) -> Iterator[LossTerms]:
+    """Within, the method's `loss_terms` is compiled.
+
+    Args:
+        method: Before training, on its device.
+        tell: Called with a sentence for the user.
+    """
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # its word on a missing GPU
+    terms = LossTerms(method, tell)
+    method.loss_terms = terms  # type: ignore[method-assign]
+    try:
+        yield terms
+    finally:
+        del method.loss_terms
+        torch.compiler.reset()  # else the ninth fit of a process would silently be eager

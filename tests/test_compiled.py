@@ -1,0 +1,140 @@
+"""Training steps as compiled code: the same numbers, one after another, and eager where nothing compiles."""
+
+import math
+
+import pytest
+import torch
+import torch._dynamo.config
+import torch._inductor.config
+from conformance import problems
+from torch.testing import assert_close
+
+import bench
+from bench import compiled
+from bench.contract import Budget
+from bench.engine import Engine, TrainerOptions
+from bench.errors import UsageError
+from bench.methods.map import MAP
+from bench.methods.nf_gamma import NFGamma
+
+BUDGET = Budget(epochs=3, batch_size=6)
+
+
+def engine(cls=MAP, folder=None, **options):
+    return Engine(cls, cls.settings_class(), 0, folder, TrainerOptions(accelerator="cpu", **options))
+
+
+def notices(engine):
+    """A list that fills with what the engine tells the user."""
+    told = []
+    engine.observe(lambda event, values: told.append(values["text"]) if event == "notice" else None)
+    return told
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The methods that were to be compiled; they train eagerly."""
+    methods, compiling = [], compiled.compiling
+
+    def spy(method, tell):
+        methods.append(method)
+        return compiling(method, tell)
+
+    monkeypatch.setattr(compiled, "compiling", spy)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    return methods
+
+
+def test_flow_trains_as_it_does_eagerly(tmp_path):
+    """With implicit gradients, through the tanh network."""
+    settings = {"hidden": 5, "num_train": 45, "epochs": 3, "repetitions": 1, "draws": 5}
+    runs = [
+        bench.run(
+            "nf_gamma", "singular_evidence", task_settings=settings, out=tmp_path / str(on),
+            trainer={"accelerator": "cpu", "compiled": on},
+        )
+        for on in (False, True)
+    ]  # fmt: skip
+    assert [run.record.fits[0].compiled for run in runs] == [False, True]
+    eagerly, fused = (bench.load(run.directory).state_dict() for run in runs)
+    for name, value in eagerly.items():
+        assert_close(fused[name], value, rtol=1e-4, atol=1e-5)
+
+
+@torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True)
+def test_fits_one_after_another_are_all_compiled():
+    """More of them than torch compiles of one function before it silently gives up: 2 sizes each."""
+    problem, made = problems.regression(), engine(compiled=True)
+    told = notices(made)
+    alone = [engine().fit(problem, BUDGET)]
+    fitted = made.fit_many(3 * [problem], BUDGET)
+    assert [fit["compiled"] for fit in made.fits] == 3 * [True]
+    assert len(told) == 3
+    for name, value in alone[0].state_dict().items():
+        assert_close(fitted[0].state_dict()[name], value, rtol=1e-5, atol=1e-6)
+    assert all("loss_terms" not in vars(method) for method in fitted)
+
+
+def test_without_compiler_training_is_eager_and_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch._inductor.config.cpp, "cxx", ("no-such-compiler",))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    made = engine(compiled=True)
+    told = notices(made)
+    found, expected = (e.fit(problems.regression(), BUDGET).state_dict() for e in (made, engine()))
+    assert all(torch.equal(found[name], value) for name, value in expected.items())
+    assert made.fits[0]["compiled"] is False
+    assert "training runs eager" in told[1]
+    assert "No working C++ compiler found" in told[1]
+    assert "\n" not in told[1]
+
+
+def test_defect_of_a_method_stays_its_own():
+    class Broken(MAP):
+        def loss_terms(self, batch, noise):
+            raise ZeroDivisionError("mine")
+
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        engine(Broken, compiled=True).fit(problems.regression(), BUDGET)
+
+
+def test_only_long_fits_of_methods_that_gain_are_compiled(asked, monkeypatch):
+    """20 examples in batches of 6: 4 steps in each of 3 epochs."""
+    monkeypatch.setattr(compiled, "SHORTEST", 13)
+    two = 2 * [problems.regression()]
+    made = engine(NFGamma)
+    made.fit_many(two, BUDGET)
+    assert not asked  # side by side
+    monkeypatch.setattr(compiled, "SHORTEST", 12)
+    made.fit_many(two, BUDGET)
+    assert len(asked) == 2
+    engine(NFGamma, stacked=True).fit_many(two, BUDGET)
+    engine(NFGamma, compiled=False).fit_many(two, BUDGET)
+    engine(MAP).fit_many(two, BUDGET)
+    assert len(asked) == 2
+    engine(MAP, compiled=True).fit_many(two, BUDGET)
+    assert len(asked) == 4
+    assert [fit["compiled"] for fit in made.fits] == [False, False, True, True]
+
+
+def test_probed_fit_is_eager(asked):
+    """Gradients are measured on other batches than it is trained on."""
+    made = engine(compiled=True)
+    method = made.fit(problems.regression(), BUDGET, probe=True)
+    assert not asked
+    assert "likelihood_gradient" in method.history[0]
+
+
+def test_fit_that_diverges_leaves_the_method_as_it_was(asked, monkeypatch):
+    nan = lambda self, batch, noise: 2 * (math.nan * self.network(batch.inputs).sum(),)  # noqa: E731
+    monkeypatch.setattr(MAP, "loss_terms", nan)
+    made = engine(compiled=True)
+    (method,) = made.fit_many([problems.regression()], BUDGET, keep_diverged=True)
+    assert method.diverged
+    assert "loss_terms" not in vars(method)
+    assert made.fits[0]["compiled"] is True
+
+
+def test_side_by_side_and_compiled_exclude_each_other():
+    with pytest.raises(UsageError, match=r"--trainer\.stacked and --trainer\.compiled: ") as caught:
+        engine(stacked=True, compiled=True).check()
+    assert "\n" not in str(caught.value)
