@@ -133,6 +133,7 @@ class Engine:
         self.histories: list[tuple[str, list[dict[str, float]]]] = []
         self.device = torch.device("cpu")
         self._observe: Callable[[str, dict[str, Any]], Any] = lambda event, values: None
+        self._told: set[str] = set()
         self._stage = "fit"
         self._predictions = 0
         self._kept = 0
@@ -358,11 +359,17 @@ class Engine:
     @contextmanager
     def _compiled(self, job: _Job) -> Iterator[None]:
         """Within, the job's training step is compiled; the job then says whether it was."""
-        with compiled.compiling(job.method, lambda text: self._observe("notice", {"text": text})) as terms:
+        with compiled.compiling(job.method, self._tell) as terms:
             try:
                 yield
             finally:
                 job.compiled = terms.began and not terms.failed
+
+    def _tell(self, text: str) -> None:
+        """Tells the user, once a run."""
+        if text not in self._told:
+            self._told.add(text)
+            self._observe("notice", {"text": text})
 
     def _probe(self, method: Method) -> Callable[[], dict[str, float]] | None:
         """What measures the method's gradients, on the same examples under the same noise every time."""
