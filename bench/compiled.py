@@ -12,7 +12,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
-from torch._dynamo.exc import TorchDynamoException
 
 from bench.contract import Batch, Method, Noise
 
@@ -21,7 +20,7 @@ SHORTEST = 10_000
 
 
 class LossTerms:
-    """The `loss_terms` of a method, compiled at the first call; eager for good if that fails.
+    """The `loss_terms` of a method, compiled at the first call; eager for good if that fails (`failed`).
 
     Args:
         method: Whose.
@@ -34,20 +33,19 @@ class LossTerms:
         # Every shape on its own: sizes left open make slower code, and an epoch has two at most. The
         # processor's instructions are taken at its word: to try them with the compiler takes 16 s more.
         self.compiled = torch.compile(self.eager, dynamic=False, options={"cpp.vec_isa_ok": True})
-        self.began, self.failed = False, False
+        self.failed = False
+        tell("compiling the training step; takes up to a minute where it is new")
 
     def __call__(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
         """What `loss_terms` returns, up to rounding."""
         if self.failed:
             return self.eager(batch, noise)
-        if not self.began:
-            self.began = True
-            self.tell("compiling the training step; takes up to a minute where it is new")
         try:
             return self.compiled(batch, noise)
-        except TorchDynamoException as error:
+        except torch._dynamo.exc.TorchDynamoException as error:  # imported by torch.compile: it takes seconds
             self.failed = True
-            first = str(getattr(error, "inner_exception", error)).strip().splitlines()[0]
+            reason = str(getattr(error, "inner_exception", error)).strip() or "no reason given"
+            first = reason.splitlines()[0]
             self.tell(f"training runs eager, which is slower: it could not be compiled ({first})")
             return self.eager(batch, noise)
 

@@ -363,7 +363,7 @@ class Engine:
             try:
                 yield
             finally:
-                job.compiled = terms.began and not terms.failed
+                job.compiled = not terms.failed
 
     def _tell(self, text: str) -> None:
         """Tells the user, once a run."""
