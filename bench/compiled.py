@@ -42,7 +42,7 @@ class LossTerms:
             return self.eager(batch, noise)
         try:
             return self.compiled(batch, noise)
-        except torch._dynamo.exc.TorchDynamoException as error:  # imported by torch.compile: it takes seconds
+        except torch._dynamo.exc.TorchDynamoException as error:  # torch.compile has loaded it
             self.failed = True
             reason = str(getattr(error, "inner_exception", error)).strip() or "no reason given"
             first = reason.splitlines()[0]
