@@ -297,8 +297,9 @@ def _loaded(names: list[str]) -> Iterator[tuple[str, Record, Any, Arrays]]:
 
 
 def _compare_continual(arguments: list[str]) -> None:
-    from bench import continual, figures
+    from bench import figures
     from bench.records import read_curves
+    from bench.studies import continual
 
     parser = _comparison_parser(
         "continual",
@@ -322,7 +323,8 @@ def _compare_continual(arguments: list[str]) -> None:
 
 
 def _compare_active(arguments: list[str]) -> None:
-    from bench import active_comparison, figures
+    from bench import figures
+    from bench.studies import active_comparison
 
     parser = _comparison_parser(
         "active",
@@ -354,7 +356,8 @@ def _compare_active(arguments: list[str]) -> None:
 
 
 def _compare_singular(arguments: list[str]) -> None:
-    from bench import figures, singular
+    from bench import figures
+    from bench.studies import singular
     from bench.tasks.singular_evidence import SingularEvidence
 
     parser = _comparison_parser(
@@ -435,7 +438,7 @@ def _record(arguments: list[str]) -> None:
 
 
 def _reference(arguments: list[str]) -> None:
-    from bench.references import FOLDER, add
+    from bench.studies.references import FOLDER, add
 
     parser = _Parser("bench reference", description="Make runs of a sampler the reference of their task.")
     parser.add_argument("action", type=Literal["add"], help="add copies predictions to the references")

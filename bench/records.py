@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version as installed_version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -263,18 +264,27 @@ def _hash(paths: Iterable[tuple[str, Path]]) -> str:
     return digest.hexdigest()
 
 
-def source_hash() -> str:
-    """Hash over the source of the suite: every Python and preset file of the package."""
-    import bench.methods
-    import bench.tasks
+_FOLDERS = ("methods", "tasks", "leaderboard")
+"""Packages of `bench` that have folders of their own in the sources; installed they lie inside it."""
 
-    packages = {"bench": bench, "methods": bench.methods, "tasks": bench.tasks}
-    return _hash(
-        (f"{name}/{path.relative_to(root)}", path)
-        for name, package in packages.items()
-        for root in map(Path, package.__path__)
-        for path in (*root.glob("*.py"), *root.glob("presets/*.toml"))
-    )
+
+def source_files() -> dict[str, Path]:
+    """Every Python and preset file of engine, methods and tasks, by its path in the sources."""
+    found = {}
+    for name in ("bench", "methods", "tasks"):
+        # By its specification: to import methods or tasks would be a way back up.
+        spec = find_spec("bench" if name == "bench" else f"bench.{name}")
+        for root in map(Path, (spec and spec.submodule_search_locations) or []):
+            for path in (*root.rglob("*.py"), *root.rglob("*.toml")):
+                inside = path.relative_to(root)
+                if name != "bench" or inside.parts[0] not in _FOLDERS:
+                    found[f"{name}/{inside.as_posix()}"] = path
+    return found
+
+
+def source_hash() -> str:
+    """Hash over the source of the suite, subfolders included."""
+    return _hash(source_files().items())
 
 
 def file_hash(path: Path) -> str:

@@ -23,13 +23,14 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from bench import active, active_comparison, continual, figures, metrics, registry, singular, tune
+from bench import figures, metrics, registry, tune
 from bench.contract import CAPABILITIES
 from bench.diagnostics import mixed
 from bench.leaderboard.entries import committed
 from bench.records import Record, read_curves
 from bench.registry import methods
 from bench.runner import load_scores
+from bench.studies import active, active_comparison, continual, singular
 from bench.tasks import toy_regression
 
 ROOT = Path(__file__).parent.parent

@@ -34,11 +34,12 @@ from torch import Size, Tensor, nn
 from torch.distributions import Distribution, MultivariateNormal, constraints
 from torch.func import functional_call, jacrev, vmap
 
-from bench import curvature, optimizers, priors
+from bench import optimizers, priors
 from bench.contract import JOINT, Batch, Method, Noise, Prediction, Prior, Problem
 from bench.divergence import log_prob
 from bench.energy import likelihood_term
 from bench.errors import UsageError
+from bench.families import curvature
 from bench.priors import is_normal, joined_normals, normal_tensor
 from bench.settings import Positive, settings
 from bench.weights import forward, linearised, ravel, sampled_outputs, unravel

@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from torch.distributions import Independent
 from torch.nn.functional import softplus
 
-from bench import estimators, optimizers, priors
+from bench import optimizers, priors
 from bench.contract import Batch, Method, Noise, Prediction, Prior, Problem, WeightDistribution
 from bench.divergence import log_prob, weight_divergence
 from bench.energy import likelihood_term
 from bench.errors import UsageError
+from bench.families import estimators
 from bench.priors import is_normal, normal_tensor
 from bench.settings import Count, NonNegative, Positive, Whole, settings
 from bench.weights import forward, reparametrise, sampled_outputs

@@ -1,8 +1,8 @@
 """Normalizing flow with a generalized-gamma source: the standard form of singular posteriors, bent to fit.
 
 Approximates the posterior by w = g(xi), xi independent with densities proportional to
-xi^(2 k lambda - 1) exp(-beta xi^(2k)) on (0, inf), and g a flow of affine coupling layers (bench/flow.py),
-which learns the resolution of the model's singularities together with the source.
+xi^(2 k lambda - 1) exp(-beta xi^(2k)) on (0, inf), and g a flow of affine coupling layers
+(bench/families/flow.py) that learns the resolution of the model's singularities together with the source.
 
 Source: documents 000 and 002, sections 5 and 6, appendices B and D. A name of the paper's own is accepted:
 `nf_gamma_{lambda0}_{k0}_{beta0}_{trainable}`, where lambda = (1, lambda0, ...), k = (k0, ...) and
@@ -25,9 +25,9 @@ import torch
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution, constraints
 
-from bench import flow
 from bench.contract import Noise, Problem
-from bench.flow import NUMBER, FlowVI
+from bench.families import flow
+from bench.families.flow import NUMBER, FlowVI
 from bench.settings import Count, Positive, settings
 
 NAMES: dict[str, dict[str, object]] = {"nf_gamma": {}}

@@ -1,7 +1,7 @@
 """Normalizing flow with a Gaussian source: what nf_gamma is compared with.
 
 Approximates the posterior by w = g(xi), xi independent normals, and g the same flow of affine coupling layers
-(bench/flow.py) that nf_gamma has.
+(bench/families/flow.py) that nf_gamma has.
 
 Source: documents 000 and 002, sections 6 and 7. A name of the paper's own is accepted:
 `nf_gaussian_{mu0}_{v0}`, where every xi ~ N(mu0, v0) and v0 is a VARIANCE; the source is not trained there.
@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench import flow
 from bench.contract import Noise, Problem
-from bench.flow import NUMBER, FlowVI
+from bench.families import flow
+from bench.families.flow import NUMBER, FlowVI
 from bench.settings import Count, Positive, settings
 
 NAMES: dict[str, dict[str, object]] = {"nf_gaussian": {}}

@@ -6,7 +6,8 @@ variances. The first fit is `map`.
 
 Source: Shin et al. 2017 (deep generative replay); thesis 004, section 5.1.
 Deviations: the prior of the weights stays in the loss, as in `map`. The scale of the replayed likelihood is
-its number of examples, where the published losses weigh tasks. Generator and labels as in bench/generator.py.
+its number of examples, where the published losses weigh tasks. Generator and labels as in
+bench/families/generator.py.
 Cost: as maximum a posteriori with twice the batch, one more forward pass over its half, and after every fit
 the generator's training (2000 steps of a network of a million weights); one number per weight beside it.
 Valid for: classes, and inputs in [0, 1] that make sense as pixels; every differentiable network.
@@ -23,7 +24,7 @@ from torch import Tensor
 from bench import optimizers
 from bench.contract import Batch, Method, Noise, Prediction, Prior, Problem
 from bench.divergence import log_prob
-from bench.generator import Replay
+from bench.families.generator import Replay
 from bench.settings import Count, Positive, settings
 from bench.weights import forward
 

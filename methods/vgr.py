@@ -6,9 +6,9 @@ is estimated on generated inputs with the labels of the last posterior. The firs
 
 Source: Farquhar and Gal 2018 (variational generative replay); thesis 004, section 5.1, where it is the
 baseline that does not need sequential Bayesian updating.
-Deviations: the choice of the generator is ours, bench/generator.py says where its settings are from. Labels
-are hard: the argmax of the prediction averaged over `label_samples` draws from the last posterior, drawn once
-per fit. Means and variances go on from the last posterior although the prior does not.
+Deviations: the choice of the generator is ours, bench/families/generator.py says where its settings are
+from. Labels are hard: the argmax of the prediction averaged over `label_samples` draws from the last
+posterior, drawn once per fit. Means and variances go on from the last posterior although the prior does not.
 Cost: as mean-field VI with twice the batch, `label_samples` forward passes over its half, and after every fit
 the generator's training (2000 steps of a network of a million weights); two numbers per weight beside it.
 Valid for: classes, and inputs in [0, 1] that make sense as pixels; every differentiable network.
@@ -27,7 +27,7 @@ from torch.nn.functional import softplus
 from bench import optimizers
 from bench.contract import Batch, Method, Noise, Prediction, Prior, Problem
 from bench.divergence import log_prob, weight_divergence
-from bench.generator import Replay
+from bench.families.generator import Replay
 from bench.priors import normal_tensor
 from bench.settings import Count, Positive, settings
 from bench.weights import reparametrise, sampled_outputs

@@ -4,13 +4,13 @@ Question: trained on few labels that its own uncertainty chose, how well does a 
 much of that is owed to the bias of the choice?
 
 Protocol: ten points of a pool are labelled at random; then one point after another is drawn with a
-probability that grows with its score (BALD) under a fit from scratch to all labels so far. Every three points
-three further fits see the same points under three objectives: R~, the plain mean of the losses, and the
-unbiased PURE and LURE, which weigh each loss by how likely its point was to be drawn (`bench.risk`); each is
-tested. The weights multiply the log likelihood of every method, M points count as M, and the validation NLL
-stops a fit early. Classes are unbalanced in the pool and in the test set; a tenth of the labels of pool and
-validation set is random, test labels are true (`bench.data.unbalanced`). A run is one trajectory: seeds share
-the data and differ in the first points and in every draw.
+probability that grows with its score (BALD) under a fit from scratch to all labels so far. Every three
+points three further fits see the same points under three objectives: R~, the plain mean of the losses, and
+the unbiased PURE and LURE, which weigh each loss by how likely its point was to be drawn
+(`bench.studies.risk`); each is tested. The weights multiply the log likelihood of every method, M points
+count as M, and the validation NLL stops a fit early. Classes are unbalanced in the pool and in the test set;
+a tenth of the labels of pool and validation set is random, test labels are true (`bench.data.unbalanced`). A
+run is one trajectory: seeds share the data and differ in the first points and in every draw.
 
 Source: thesis 004, section 5.2 (Figs 5.5, 5.6, 5.9) and appendix C (Table C.1, Figs C.3 to C.7); Farquhar,
 Gal and Rainforth 2021 and its public code. Deviations: preset standard has at most 20 epochs with patience 5
@@ -33,9 +33,10 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from bench import acquisition, active, active_comparison, likelihoods, metrics, priors
+from bench import likelihoods, metrics, priors
 from bench.contract import Arrays, Budget, Engine, Method, Metric, Metrics, Problem, Row, Spec, Task
 from bench.settings import Count, Positive, settings
+from bench.studies import acquisition, active, active_comparison
 
 NAMES: dict[str, dict[str, object]] = {
     "active_mnist": {"dataset": "mnist"},

@@ -9,7 +9,7 @@ A trajectory acquires 100 points one by one without replacement, the first unifo
 to the points acquired before, summed, so that it depends on no label and no model:
 
 - boltzmann: squared distances, standardised over the points left, beta = 1; boltzmann_by_mean divides them by
-  their mean instead (the source says "normalised" and not how: see `bench.acquisition.boltzmann`);
+  their mean instead (the source says "normalised" and not how: see `bench.studies.acquisition.boltzmann`);
 - epsilon_greedy: plain distances, the largest with probability 0.9 and a uniform point left with 0.1.
 
 At every M from 10 to 100 a straight line with intercept is fitted to the M points with each of three
@@ -29,8 +29,8 @@ Source: thesis 004, section 5.2 (Figs 5.4, 5.8a and 5.9a), appendix C.1 (equatio
 and C.3a); Farquhar, Gal and Rainforth 2021. Its "96 points in each" cluster are 96 in both: N is 101.
 
 What would mislead: intervals are over the trajectories of one pool, and say nothing of other pools; bands are
-simultaneous over M (`bench.bands`), so about one run in twenty shows a bias of an unbiased estimator; from
-about M = 90 on all objectives fit nearly the same points, and nothing is left to tell apart.
+simultaneous over M (`bench.studies.bands`), so about one run in twenty shows a bias of an unbiased
+estimator; from about M = 90 on all objectives fit nearly the same points, and nothing is left to tell apart.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import acquisition, active, bands, likelihoods, networks, predictions, priors, randomness, risk
-from bench.active import OBJECTIVES
-from bench.bands import Band
+from bench import likelihoods, networks, predictions, priors, randomness
 from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Row, Spec, Task
 from bench.data import array_digest
 from bench.settings import Count, settings
+from bench.studies import acquisition, active, bands, risk
+from bench.studies.active import OBJECTIVES
+from bench.studies.bands import Band
 
 NAMES: dict[str, dict[str, object]] = {"active_regression": {}}
 

@@ -4,8 +4,8 @@ Question: do a posterior's uncertainties guide the choice of test points to thos
 
 Protocol: two models are fitted and then fixed: the full one to the training images but the last tenth, which
 stops the fit early; its test pool is the whole published test set. The small one is fitted to 1000 points of
-the data of active learning (`bench.active`), its test pool is that unbalanced test set. The risk is the mean
-over the test pool of -log p(label). In 5,000 trajectories test labels are bought one by one without
+the data of active learning (`bench.studies.active`), its test pool is that unbalanced test set. The risk is
+the mean over the test pool of -log p(label). In 5,000 trajectories test labels are bought one by one without
 replacement, and R~, PURE and LURE estimate the risk from M of them. Proposals are made of the model's BALD
 scores over its test pool: softmax at T = 10,000 of the scores divided by their sum, and in proportion to the
 scores, none counted below a tenth of their mean; after a draw the others keep their ratios. They know no
@@ -31,9 +31,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import active, active_comparison, data, likelihoods, metrics, priors
+from bench import data, likelihoods, metrics, priors
 from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Row, Spec, Task, Undefined
 from bench.settings import Count, Positive, settings
+from bench.studies import active, active_comparison
 
 NAMES: dict[str, dict[str, object]] = {
     "active_testing_mnist": {"dataset": "mnist"},

@@ -27,10 +27,11 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from bench import likelihoods, metrics, networks, predictions, priors, randomness, references
+from bench import likelihoods, metrics, networks, predictions, priors, randomness
 from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Row, Spec, Task, Undefined
 from bench.data import array_digest
 from bench.settings import Count, settings
+from bench.studies import references
 
 NAMES: dict[str, dict[str, object]] = {"iris_depth": {}}
 

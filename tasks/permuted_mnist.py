@@ -28,9 +28,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import continual, data, likelihoods, metrics, networks, priors, randomness
+from bench import data, likelihoods, metrics, networks, priors, randomness
 from bench.contract import Arrays, Budget, Engine, Metrics, Problem, Row, Spec, Task
 from bench.settings import Count, settings
+from bench.studies import continual
 
 NAMES: dict[str, dict[str, object]] = {
     "permuted_mnist": {"dataset": "mnist"},

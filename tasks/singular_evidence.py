@@ -45,7 +45,7 @@ from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 from torch.utils.data import TensorDataset
 
-from bench import bands, divergence, likelihoods, priors, randomness
+from bench import divergence, likelihoods, priors, randomness
 from bench.contract import (
     Arrays,
     Budget,
@@ -62,6 +62,7 @@ from bench.contract import (
 from bench.data import array_digest
 from bench.errors import Diverged
 from bench.settings import Count, Positive, settings
+from bench.studies import bands
 from bench.weights import Weights, forward
 
 NAMES: dict[str, dict[str, object]] = {"singular_evidence": {}}

@@ -32,10 +32,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import continual, data, likelihoods, metrics, networks, priors
+from bench import data, likelihoods, metrics, networks, priors
 from bench.contract import Arrays, Budget, Engine, Metrics, Problem, Row, Spec, Task
 from bench.errors import UsageError
 from bench.settings import Count, settings
+from bench.studies import continual
 
 NAMES: dict[str, dict[str, object]] = {
     "split_mnist": {"dataset": "mnist"},

@@ -31,9 +31,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import continual, data, likelihoods, metrics, networks, priors
+from bench import data, likelihoods, metrics, networks, priors
 from bench.contract import Arrays, Budget, Engine, Method, Metrics, Problem, Row, Spec, Task
 from bench.settings import Count, settings
+from bench.studies import continual
 
 NAMES: dict[str, dict[str, object]] = {
     f"split_{dataset}_{scenario}": {"dataset": dataset, "scenario": scenario}

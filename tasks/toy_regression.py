@@ -29,10 +29,11 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from bench import figures, likelihoods, metrics, networks, predictions, priors, randomness, references
+from bench import figures, likelihoods, metrics, networks, predictions, priors, randomness
 from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Row, Spec, Task, Undefined
 from bench.data import array_digest
 from bench.settings import Count, Positive, settings
+from bench.studies import references
 
 NAMES: dict[str, dict[str, object]] = {"toy_regression": {}}
 

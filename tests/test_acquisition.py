@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from bench import acquisition
 from bench.errors import UsageError
 from bench.predictions import Bernoulli, Categorical, Gaussian
+from bench.studies import acquisition
 
 
 def prediction(rows):

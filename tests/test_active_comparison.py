@@ -7,9 +7,10 @@ import pytest
 import toys
 
 import bench
-from bench import active, active_comparison, bands, figures
+from bench import figures
 from bench.cli import main
 from bench.errors import UsageError
+from bench.studies import active, active_comparison, bands
 
 POINTS = np.array([10, 13, 16])
 
@@ -85,7 +86,7 @@ def test_interval_of_a_cost_is_students():
     low, high = 0.2125 - 3.1824 * costs.std(ddof=1) / 2, 0.2125 + 3.1824 * costs.std(ddof=1) / 2
     assert sentence.startswith("active_mnist, a: LURE minus R~ in mean test NLL is 0.2125 (")
     shown = sentence.split("(")[1].split(",")[0].split(" to ")
-    assert [float(x) for x in shown] == pytest.approx([low, high], rel=0.08)  # Monte Carlo of bench.bands
+    assert [float(x) for x in shown] == pytest.approx([low, high], rel=0.08)  # Monte Carlo of the band
     assert sentence.endswith("n = 4): it costs")
 
 

@@ -10,7 +10,7 @@ import torch
 import toys
 
 import bench
-from bench import acquisition, active, data, metrics, networks, priors, randomness, records, registry, risk
+from bench import data, metrics, networks, priors, randomness, records, registry
 from bench.contract import Problem
 from bench.data import array_digest
 from bench.engine import Engine, TrainerOptions
@@ -19,6 +19,7 @@ from bench.likelihoods import Categorical as CategoricalLikelihood
 from bench.methods.mc_dropout import MCDropout
 from bench.methods.mfvi import MFVI
 from bench.predictions import Categorical
+from bench.studies import acquisition, active, risk
 from bench.tasks.active_learning import ActiveLearning
 
 FEW = {"acquired": 4, "epochs": 1, "acquisition_samples": 3, "test_samples": 2}

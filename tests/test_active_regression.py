@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from bench import risk
 from bench.data import array_digest
 from bench.engine import Engine, TrainerOptions
 from bench.methods.linear import Linear
 from bench.methods.linear import Settings as LinearSettings
+from bench.studies import risk
 from bench.tasks import active_regression as task
 from bench.tasks.active_regression import ActiveRegression, Settings
 

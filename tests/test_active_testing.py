@@ -10,11 +10,12 @@ import scipy.stats
 import torch
 import toys
 
-from bench import active, data, metrics, registry, risk
+from bench import data, metrics, registry
 from bench.data import array_digest
 from bench.engine import Engine, TrainerOptions
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
+from bench.studies import active, risk
 from bench.tasks.active_testing import ActiveTesting
 
 FEW = {"epochs": 1, "test_samples": 3, "trajectories": 50, "acquired": 12}

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,9 @@ FOLDERS = {
     "leaderboard": "bench.leaderboard",
 }
 SOURCES = {
-    f"{package}.{path.stem}": path
+    ".".join([package, *path.relative_to(MAIN / folder).with_suffix("").parts]): path
     for folder, package in FOLDERS.items()
-    for path in sorted((MAIN / folder).glob("*.py"))
+    for path in sorted((MAIN / folder).rglob("*.py"))
 }
 EVERY_PYTHON_FILE = sorted(
     path for folder in (*FOLDERS, "tests", "benchmarks", "docs") for path in (MAIN / folder).rglob("*.py")
@@ -111,6 +112,14 @@ def test_import_directions(name):
         if name == of or name.startswith(of + "."):
             others = touches(found, *forbidden)
             assert not others, f"{name} imports {others}"
+
+
+def test_every_folder_with_sources_is_a_package_of_the_wheel():
+    """In the law's reading and in the package list alike: no file escapes by lying one folder deeper."""
+    listed = set(tomllib.loads((MAIN / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    assert listed == {name.rpartition(".")[0] for name in SOURCES}
+    assert {f"{package}.__init__" for package in listed} <= SOURCES.keys()
+    assert {"bench.studies.risk", "bench.families.flow"} <= SOURCES.keys()
 
 
 def test_rules_speak_of_files_that_are_there():

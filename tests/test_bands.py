@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scipy import integrate, optimize, stats
 
-from bench import bands, figures
+from bench import figures
 from bench.errors import UsageError
+from bench.studies import bands
 
 
 def rows(repetitions, points, seed=0):

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 import bench
-from bench import cli, continual, records, registry
+from bench import cli, records, registry
 from bench.contract import Row
 from bench.errors import UsageError
 from bench.runner import load_scores
+from bench.studies import continual
 
 
 def settings(**values):

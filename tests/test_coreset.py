@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import coreset
-from bench.coreset import k_center
 from bench.errors import UsageError
+from bench.studies import coreset
+from bench.studies.coreset import k_center
 
 
 def brute_force(points, size):

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench import references, registry, sweep
+from bench import registry, sweep
 from bench.diagnostics import RHAT_LIMIT, mixed
 from bench.leaderboard.entries import RECORDS, committed
 from bench.records import read_record
 from bench.runner import load_scores
+from bench.studies import references
 
 TUNED = ["mfvi", "radial", "mc_dropout"]
 

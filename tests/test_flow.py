@@ -16,7 +16,7 @@ from torch.testing import assert_close
 
 from bench.contract import Batch
 from bench.errors import UsageError
-from bench.flow import CouplingFlow
+from bench.families.flow import CouplingFlow
 from bench.methods.nf_gamma import NFGamma
 
 SIZES = pytest.mark.parametrize("size", [1, 2, 5, 12])

@@ -8,8 +8,8 @@ from torch import Size
 from torch.distributions import Bernoulli, Normal, kl_divergence
 from torch.testing import assert_close
 
-from bench import generator
-from bench.generator import VAE
+from bench.families import generator
+from bench.families.generator import VAE
 
 
 def source(seed=0):

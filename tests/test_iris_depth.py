@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from bench import metrics, references
+from bench import metrics
 from bench.contract import Undefined
 from bench.data import array_digest
 from bench.predictions import Categorical
+from bench.studies import references
 from bench.tasks import iris_depth
 from bench.tasks.iris_depth import IrisDepth, Settings
 

@@ -7,7 +7,7 @@ import toys
 
 import bench
 from bench import data, metrics, registry
-from bench.coreset import k_center
+from bench.studies.coreset import k_center
 from bench.tasks.permuted_mnist import PermutedMNIST
 
 

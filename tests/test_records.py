@@ -9,6 +9,7 @@ import socket
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -343,26 +344,42 @@ def test_outside_a_repository_there_is_no_commit(tmp_path):
     assert (provenance.commit, provenance.dirty, provenance.arrays_digest) == (None, None, "ab")
 
 
-@pytest.mark.parametrize("name", ["bench/new.py", "bench/presets/new.toml", "tasks/new.py", "methods/new.py"])
-def test_source_hash_is_over_every_source_file(tmp_path, monkeypatch, name):
-    import bench.methods
-    import bench.tasks
+def copy_of_the_source(folder, inside):
+    """Copies what is hashed; `inside` as a wheel installs it, methods and tasks inside of bench."""
+    roots = {"bench": folder / "bench"}
+    for name in ("methods", "tasks", "leaderboard"):
+        roots[name] = roots["bench"] / name if inside else folder / name
+        roots[name].mkdir(parents=True)
+    for name, path in records.source_files().items():
+        copy = roots[name.split("/")[0]].joinpath(*name.split("/")[1:])
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    return roots
 
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    ["bench/new.py", "bench/studies/new.py", "bench/presets/new.toml", "tasks/new.py", "methods/deep/new.py"],
+)
+def test_source_hash_is_over_every_source_file(tmp_path, monkeypatch, name, inside):
+    """Of every subfolder too, and the same for the sources and for an installed wheel."""
     before = records.source_hash()
-    for package in (bench, bench.methods, bench.tasks):
-        folder = tmp_path / package.__name__.rpartition(".")[2]
-        folder.mkdir()
-        root = Path(package.__path__[0])
-        for path in (*root.glob("*.py"), *root.glob("presets/*.toml")):
-            copy = folder / path.relative_to(root)
-            copy.parent.mkdir(exist_ok=True)
-            copy.write_bytes(path.read_bytes())
-        monkeypatch.setattr(package, "__path__", [str(folder)])
+    roots = copy_of_the_source(tmp_path, inside)
+    found = {f"bench.{n}" if n != "bench" else n: [str(path)] for n, path in roots.items()}
+    monkeypatch.setattr(
+        records, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=found[name])
+    )
     assert records.source_hash() == before
-    (tmp_path / name).write_text("")
-    added = records.source_hash()
-    (tmp_path / name).write_text("x = 1")
-    assert len({before, added, records.source_hash()}) == 3
+    (roots["leaderboard"] / "new.py").write_text("ranks runs, changes none")
+    assert records.source_hash() == before
+    package, *rest = name.split("/")
+    added = roots[package].joinpath(*rest)
+    added.parent.mkdir(exist_ok=True)
+    added.write_text("")
+    first = records.source_hash()
+    added.write_text("x = 1")
+    assert len({before, first, records.source_hash()}) == 3
 
 
 def test_record_without_members_and_diagnostics_is_of_the_schema_too(tmp_path):

@@ -9,13 +9,14 @@ import pytest
 import safetensors.numpy
 
 import bench
-from bench import cli, metrics, records, references, registry
+from bench import cli, metrics, records, registry
 from bench.contract import Undefined
 from bench.data import array_digest
 from bench.diagnostics import RHAT_LIMIT
 from bench.errors import DataError, UsageError
-from bench.references import Reference
 from bench.runner import load_scores, task_of
+from bench.studies import references
+from bench.studies.references import Reference
 
 FEW = {"epochs": 1, "repetitions": 2, "test_samples": 4}
 TARGET = "iris_depth-depth=2"

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import acquisition, risk
 from bench.errors import UsageError
+from bench.studies import acquisition, risk
 
 LOSSES = {4: [0.3, 2.0, -1.1, 7.5], 5: [0.0, 2.0, 11.0, 0.7, -3.3]}
 

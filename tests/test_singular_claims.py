@@ -9,10 +9,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from bench import singular
 from bench.leaderboard.entries import committed
 from bench.runner import load_scores
-from bench.singular import FAR, LEARNED, Triplet
+from bench.studies import singular
+from bench.studies.singular import FAR, LEARNED, Triplet
 
 EXPLAINED: dict[tuple[Triplet, str], str] = {}
 """(Triplet, method as committed) -> cause of |z| > 3 or of an sd above twice the published."""

@@ -9,10 +9,11 @@ import toys
 from scipy import optimize, stats
 
 import bench
-from bench import bands, figures, singular
+from bench import figures
 from bench.cli import main
 from bench.errors import UsageError
-from bench.singular import Run, Triplet
+from bench.studies import bands, singular
+from bench.studies.singular import Run, Triplet
 from bench.tasks.singular_evidence import GRID, learning_coefficient
 
 FAR_PRIOR = Triplet("tanh", 576, 0.0, 5.0, 100.0)

@@ -11,10 +11,10 @@ import toys
 import bench
 from bench import data, metrics, registry
 from bench.contract import Undefined
-from bench.coreset import k_center
 from bench.errors import UsageError
 from bench.leaderboard import entries
 from bench.runner import load_scores
+from bench.studies.coreset import k_center
 from bench.tasks.split_mnist import SPLIT, SplitMNIST
 
 LABELS = np.repeat(np.arange(10, dtype=np.uint8), 2)  # two test examples of each class

@@ -7,12 +7,13 @@ import pytest
 import torch
 from scipy import stats
 
-from bench import figures, references, registry
+from bench import figures, registry
 from bench.batches import batches
 from bench.contract import Undefined
 from bench.data import array_digest
 from bench.energy import likelihood_term
 from bench.predictions import Gaussian
+from bench.studies import references
 from bench.tasks import toy_regression
 from bench.tasks.toy_regression import GRID, NOISE, Settings, ToyRegression, truth
 

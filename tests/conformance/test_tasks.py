@@ -21,11 +21,12 @@ import torch
 import toys
 
 import bench
-from bench import cli, data, figures, records, references, registry, tables
+from bench import cli, data, figures, records, registry, tables
 from bench.contract import CAPABILITIES, Row, Undefined
 from bench.data import array_digest
 from bench.errors import BenchError
 from bench.runner import load_scores
+from bench.studies import references
 
 EMBEDDED = [name for name, source in data.SOURCES.items() if not source.files]
 EMBEDDED += [name for name, source in tables.SOURCES.items() if not source.folder]

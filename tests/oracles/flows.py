@@ -11,7 +11,7 @@ from conformance import problems
 from torch import nn
 
 from bench.contract import Problem
-from bench.flow import FlowVI
+from bench.families.flow import FlowVI
 from bench.methods.nf_gamma import NFGamma
 from bench.methods.nf_gaussian import NFGaussian
 

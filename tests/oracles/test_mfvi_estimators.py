@@ -18,9 +18,10 @@ from torch import nn
 from torch.nn.functional import softplus
 from torch.testing import assert_close
 
-from bench import estimators, priors
+from bench import priors
 from bench.contract import Batch
 from bench.errors import UsageError
+from bench.families import estimators
 from bench.methods.mfvi import MFVI, Settings
 
 ESTIMATORS = ["local", "flipout"]

@@ -18,7 +18,7 @@ from bench import registry
 from bench.contract import Batch, Budget
 from bench.engine import Engine, TrainerOptions
 from bench.errors import UsageError
-from bench.flow import CouplingFlow
+from bench.families.flow import CouplingFlow
 from bench.methods.nf_gamma import GeneralizedGamma, NFGamma, Settings, expected_log_prob
 
 SOURCES = pytest.mark.parametrize(

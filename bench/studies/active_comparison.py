@@ -13,11 +13,11 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import altair as alt
 import numpy as np
 
-from bench import bands
-from bench.active import GUIDES, OBJECTIVES, Learning, Trajectories
 from bench.contract import Arrays
 from bench.errors import UsageError
 from bench.records import Record
+from bench.studies import bands
+from bench.studies.active import GUIDES, OBJECTIVES, Learning, Trajectories
 
 POINTS, LABELS = "acquired points M", "test labels M"
 FEWEST = 3

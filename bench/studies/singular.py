@@ -21,11 +21,12 @@ import altair as alt
 import numpy as np
 from scipy import stats
 
-from bench import bands, registry
+from bench import registry
 from bench.contract import Arrays
 from bench.errors import UsageError
 from bench.records import Record
 from bench.settings import build
+from bench.studies import bands
 from bench.tasks import singular_evidence
 from bench.tasks.singular_evidence import SingularEvidence
 

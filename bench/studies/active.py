@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import acquisition, bands, data, networks, randomness, risk
+from bench import data, networks, randomness
 from bench.contract import NetworkFactory
+from bench.studies import acquisition, bands, risk
 
 NUM_CLASSES = 10
 FLOOR = 0.1

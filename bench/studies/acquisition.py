@@ -2,7 +2,7 @@
 
 A score is one number per candidate, larger = sooner. A proposal turns the scores of the candidates left into
 the probabilities of a draw; those that give every candidate a positive one have full support, without which
-PURE and LURE (`bench.risk`) are biased. Random acquisition is the proposal `uniform`.
+PURE and LURE (`bench.studies.risk`) are biased. Random acquisition is the proposal `uniform`.
 
 Source: thesis 004, section 5.2, appendix C.1 and Table C.1; Houlsby et al. 2011 (BALD); Gal, Islam and
 Ghahramani 2017 (variation ratio); Kossen et al. 2021 (expected loss).

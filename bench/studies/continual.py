@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import coreset, figures, metrics, priors, randomness
+from bench import figures, metrics, priors, randomness
 from bench.contract import (
     Arrays,
     Budget,
@@ -29,6 +29,7 @@ from bench.contract import (
     Undefined,
 )
 from bench.errors import UsageError
+from bench.studies import coreset
 
 
 class Coresets(Protocol):

@@ -1,0 +1,1 @@
+"""What several methods share: flows, estimators of gradients, curvature, generators of data."""

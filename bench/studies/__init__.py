@@ -1,0 +1,1 @@
+"""What several tasks share: protocols, risk estimators, statistics of their results."""
