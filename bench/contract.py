@@ -10,19 +10,22 @@ Units: every energy and log density is in nats; every share (accuracy, rate) is 
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
-import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from bench.hooks import Hooks
 from bench.predictions import Prediction
+from bench.spec import Metric as Metric  # what a task measures: handed on
+from bench.spec import Metrics, Row, Spec
+from bench.spec import Undefined as Undefined
+from bench.weights import forward, sampled_outputs
 
 if TYPE_CHECKING:
     from torch.utils.data import Dataset
@@ -49,6 +52,7 @@ CAPABILITIES = {
     "moments": "mean and variance per weight",
     "sequential": "as_prior() turns the posterior into the next prior",
     "weighted": "example weights multiply the log likelihood",
+    "reweighted": "R weights per example, `[B, R]`, give finish_fit R posteriors at once",
     "loss_terms": "likelihood and prior term of a batch, in nats",
 }
 
@@ -79,8 +83,8 @@ class Likelihood(nn.Module, ABC):
 class NetworkFactory(Protocol):
     """Makes a fresh plain module; its initial weights come from torch's global generator."""
 
-    def __call__(self, dropout: float = 0.0, width: float = 1.0) -> nn.Module:
-        """A fresh network with dropout rate `dropout` and hidden layers scaled by `width`."""
+    def __call__(self, dropout: float = 0.0) -> nn.Module:
+        """A fresh network with dropout rate `dropout`, a fraction from 0 to below 1."""
 
 
 @dataclass(frozen=True)
@@ -121,16 +125,15 @@ Noise = dict[str, Tensor]
 """All randomness of one loss, each tensor stacked `[S, ...]`: sample s uses the entries at s."""
 
 
-class Method(pl.LightningModule, ABC):
-    """An approximation of the posterior, trained through Lightning's own hooks.
+class Method(Hooks, ABC):
+    """An approximation of the posterior, trained through Lightning's own hooks (`bench.hooks`).
 
     A file under `methods/` declares one subclass and `NAMES`, a dictionary from each public name to the
-    settings that this name fixes; the word `members` in it makes the name an ensemble of so many independent
-    copies. It may declare `PRESETS` (preset -> settings on every task, other than the defaults), `SEARCH`
-    (setting -> its range in `bench tune`, see `bench.tune`) and `PATTERN`, a regular expression of names that
-    spell out settings, its named groups. The subclass declares `settings_class`,
-    `provides` (out of `CAPABILITIES`) and `approximates` (one line). A problem that it cannot infer is
-    refused in `__init__` by a UsageError.
+    settings that the name fixes; the word `members` in it makes the name an ensemble of so many independent
+    copies. The file may declare `PRESETS` (preset -> settings on every task, other than the defaults),
+    `SEARCH` (setting -> its range in `bench tune`) and `PATTERN`, a regular expression of names that spell
+    out settings, its named groups. The subclass refuses a problem that it cannot infer by a UsageError in
+    `__init__`. A method does not touch Lightning's trainer.
 
     Args:
         problem: What to infer.
@@ -138,53 +141,51 @@ class Method(pl.LightningModule, ABC):
         start: An earlier fitted method of the same kind; carries warm starts and other state forward.
     """
 
+    # Of the class: known without a problem.
     settings_class: ClassVar[type]
     approximates: ClassVar[str]
-    provides: ClassVar[frozenset[str]] = frozenset()
-    trains: ClassVar[bool] = True
+    """What stands in for the posterior, in one line."""
+    provides: frozenset[str] = frozenset()
+    """Out of `CAPABILITIES`."""
+    seed_matters: ClassVar[bool] = True
+    """False where the fits of equal problems are equal under every seed."""
+    fastest: ClassVar[tuple[Literal["compiled", "stacked"], ...]] = ()
+    """How fits are measured faster on a CPU than as written and one after another, the best first: a long
+    fit with `loss_terms` compiled, several fits side by side."""
+
+    # Of one fitted or unfitted instance: may depend on its settings.
+    trains: bool = True
     """False where `finish_fit` does all the work and no optimiser step is taken."""
-    extra_epochs: int = 0
-    """Epochs on top of the budget (pretraining); they are counted in the record's steps."""
-    prior_weight: float = 1.0
-    """Factor of the prior term in the training loss at present; 1 is Bayes."""
-    validation_samples: ClassVar[int] = 8
     stacks: bool = False
     """Whether `loss_terms` runs under `torch.func.vmap` over copies and training has no hooks of its own."""
-    stacks_faster: ClassVar[bool] = False
-    """Whether copies side by side are measured faster than one after another on a CPU too."""
-    compiles_faster: ClassVar[bool] = False
-    """Whether a long fit on a CPU is measured faster with `loss_terms` compiled; and than side by side."""
-    diverged: bool = False
-    """Set by `Engine.fit_many(..., keep_diverged=True)` where the training loss was not finite."""
-    reweights: bool = False
-    """Whether `finish_fit` takes example weights `[B, R]` and leaves R posteriors, whose predictions have the
-    samples of one after the other, under equal draws; all else then speaks of none of them."""
-    linearises: bool = False
-    """Whether a draw of the weights predicts by the network linearised at its own parameters."""
-    num_chains: int = 1
-    """Of a sampler with several chains: its prediction's samples come chain after chain, equally many."""
+    extra_epochs: int = 0
+    """Epochs on top of the budget (pretraining); the record's steps count them."""
+    diverged: str | None = None
+    """Why this fit is no posterior: its loss was not finite. `Engine.fit_many` sets it."""
     network: nn.Module
 
     def __init__(self, problem: Problem, settings: Any, start: Method | None = None) -> None:
-        super().__init__()
-        self.problem = problem
-        self.settings = settings
-        self.likelihood = copy.deepcopy(problem.likelihood)
-        self.epoch = 0
-        self.history: list[dict[str, float]] = []
-        self._prior: tuple[tuple[torch.device, torch.dtype], WeightDistribution] | None = None
-        # The engine builds methods under a seeded global generator: one draw from it seeds ours.
-        self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        super().__init__(problem, settings)
 
-    # ---- what a method must say
+    # ---- prediction: a method with `weight_samples` has it already
 
-    @abstractmethod
     def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
         """Predictions for inputs `[B, ...]`; S = 1 if deterministic, else `num_samples`.
 
         Equal generator states give equal weight draws whatever the inputs, so that a prediction does not
         depend on how the inputs are split into batches, nor on train or eval mode. Changes no weight.
         """
+        draws = (self.network, self.sample_weights, inputs, num_samples, generator, self.outputs)
+        return self.likelihood.predict(sampled_outputs(*draws))
+
+    def outputs(self, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Outputs `[S, B, ...]` for inputs `[B, ...]` under drawn weights `[S, *shape]`: the network's.
+
+        Or those of the network linearised at its own parameters (`bench.weights.linearised`); no others.
+        """
+        return forward(self.network, weights, inputs)
+
+    # ---- training
 
     def draw_noise(self, num_samples: int, generator: torch.Generator) -> Noise:
         """The randomness of one evaluation of the loss with S samples; empty if there is none."""
@@ -197,7 +198,7 @@ class Method(pl.LightningModule, ABC):
         their sum is an unbiased estimate of the same number at every batch size. For given noise the
         gradient with S samples is the mean of the S gradients with one sample each.
         """
-        raise AttributeError(f"{type(self).__name__} declares no loss_terms")
+        raise self._lacks("loss_terms")
 
     def finish_fit(self, loader: Iterable[Batch]) -> None:
         """What follows training (a covariance, a generator), or replaces it where `trains` is False."""
@@ -205,8 +206,7 @@ class Method(pl.LightningModule, ABC):
     def spends(self, budget: Budget) -> Budget:
         """What this fit takes of the task's budget: its epochs and `extra_epochs`.
 
-        A sampler takes one full-batch transition per epoch, as many as its settings say. Whatever it is, the
-        record counts the steps.
+        A sampler takes one full-batch transition per epoch, as many as its settings say.
         """
         return replace(budget, epochs=budget.epochs + self.extra_epochs)
 
@@ -214,6 +214,15 @@ class Method(pl.LightningModule, ABC):
     def warmup_epochs(self) -> int:
         """Epochs that leave no posterior yet: early stopping neither counts nor keeps them."""
         return self.extra_epochs
+
+    @property
+    def prior_weight(self) -> float:
+        """Factor of the prior term in the training loss at present; 1 is Bayes."""
+        return 1.0
+
+    def make_prior(self, parameters: Mapping[str, Tensor]) -> WeightDistribution:
+        """The prior of this fit, kept as `self.prior`; overridden where settings replace the task's."""
+        return self.problem.prior(parameters)
 
     def diagnostics(self, inputs: Tensor | None = None) -> dict[str, float]:
         """Numbers that tell how far this fit can be trusted, for the record.
@@ -224,179 +233,64 @@ class Method(pl.LightningModule, ABC):
         """
         return {}
 
-    @classmethod
-    def parameters_per_weight(cls, settings: Any) -> float:
-        """Trained numbers per network weight, so that networks of equal cost can be posed.
-
-        Meaningless where it depends on the shapes (full covariance, matrix normal); docs/methods.md has
-        measured ones for all.
-        """
-        return 1.0
-
     # ---- capabilities, each declared in `provides`
 
     def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
         """`weight_samples`: draws from the posterior, stacked `[S, *shape]`."""
-        raise AttributeError(f"{type(self).__name__} does not provide weight_samples")
+        raise self._lacks("weight_samples")
 
     def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
         """`density`: exact log density of stacked weights, `[S]`, in nats."""
-        raise AttributeError(f"{type(self).__name__} does not provide density")
+        raise self._lacks("density")
 
     def sample_and_log_prob(
         self, num_samples: int, generator: torch.Generator
     ) -> tuple[dict[str, Tensor], Tensor]:
         """`density`: draws, stacked `[S, *shape]`, and S numbers whose expectation is E log q, in nats.
 
-        Their log densities, or, where a part of E log q is known exactly, that in place of the part.
+        The numbers are log densities, or the exact expectation in place of a part of them.
         """
         weights = self.sample_weights(num_samples, generator)
         with torch.no_grad():
             return weights, self.log_prob(weights)
 
     def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """`moments`: mean and variance of every weight."""
-        raise AttributeError(f"{type(self).__name__} does not provide moments")
+        """`moments`: mean and variance of every weight, each `[*shape]`."""
+        raise self._lacks("moments")
 
     def as_prior(self) -> Prior:
         """`sequential`: the posterior as the prior of the next fit, frozen as it is now."""
-        raise AttributeError(f"{type(self).__name__} does not provide sequential")
+        raise self._lacks("sequential")
 
-    # ---- Lightning's hooks, common to all methods trained by gradients
-
-    @property
-    def num_train_samples(self) -> int:
-        """Weight samples per training step; 1 for methods without the setting."""
-        return getattr(self.settings, "train_samples", 1)
-
-    @property
-    def prior(self) -> WeightDistribution:
-        """The problem's prior over this method's network, on the device and in the type of the weights."""
-        parameters = dict(self.network.named_parameters())
-        first = next(iter(parameters.values()))
-        if self._prior is None or self._prior[0] != (first.device, first.dtype):
-            self._prior = (first.device, first.dtype), self.make_prior(parameters)
-        return self._prior[1]
-
-    def make_prior(self, parameters: Mapping[str, Tensor]) -> WeightDistribution:
-        """The prior of this fit; a method whose settings replace the task's prior overrides this."""
-        return self.problem.prior(parameters)
-
-    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """One draw of the loss per example: (likelihood term + weight * prior term) / num_train."""
-        noise = self.draw_noise(self.num_train_samples, self.generator)
-        likelihood_term, prior_term = self.loss_terms(batch, noise)
-        scale = 1.0 / self.problem.num_train
-        return {
-            "loss": (likelihood_term + self.prior_weight * prior_term) * scale,
-            "likelihood_term": likelihood_term.detach() * scale,
-            "prior_term": prior_term.detach() * scale,
-        }
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        """Logs the validation NLL; every epoch uses the same draws, so that epochs can be compared."""
-        generator = torch.Generator(batch.inputs.device).manual_seed(0)
-        prediction = self.predict(batch.inputs, self.validation_samples, generator)
-        self.log("val_nll", -prediction.log_score(batch.targets).mean(), batch_size=len(batch.inputs))
-
-    def on_fit_start(self) -> None:
-        """Moves the generator to the device of the weights."""
-        if self.generator.device.type != self.device.type:
-            self.generator = torch.Generator(self.device).manual_seed(self.generator.initial_seed())
-
-    def on_train_epoch_start(self) -> None:
-        """Keeps the number of the epoch, which outlives the trainer."""
-        self.epoch = self.current_epoch
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Adds what the state dictionary does not hold."""
-        checkpoint["generator_state"] = self.generator.get_state()
-        checkpoint["method_epoch"] = self.epoch
-        checkpoint["method_history"] = self.history
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores what `on_save_checkpoint` added."""
-        self.generator.set_state(checkpoint["generator_state"].cpu())
-        self.epoch = checkpoint["method_epoch"]
-        self.history = checkpoint["method_history"]
+    def _lacks(self, capability: str) -> AttributeError:
+        return AttributeError(f"{type(self).__name__} does not provide {capability}")
 
 
 # --------------------------------------------------------------------------------------------------- tasks
 
 
-@dataclass(frozen=True)
-class Metric:
-    """A number that a task reports.
-
-    `unit` is "fraction" or "nats" or whatever it is measured in; `best` is the value it cannot pass and
-    `worst` the other end, either may be infinite: the direction follows from them.
-    """
-
-    description: str
-    unit: str
-    best: float
-    worst: float
-    may_be_undefined: bool = False
-
-    @property
-    def higher_is_better(self) -> bool:
-        """Whether larger values are better."""
-        return self.best > self.worst
-
-
-@dataclass(frozen=True)
-class Undefined:
-    """A metric that has no value here, and why."""
-
-    reason: str
-
-
-Metrics = dict[str, float | Undefined]
-
-
-@dataclass(frozen=True)
-class Spec:
-    """What a task measures. `version` grows whenever the same predictions would score differently.
-
-    `validation_metric` names a metric that the run also logs on validation data: all that tuning may look
-    at; None: cannot be tuned.
-    """
-
-    question: str
-    source: str
-    version: int
-    metrics: Mapping[str, Metric]
-    main_metric: str
-    requires: frozenset[str] = frozenset()
-    ranked: bool = True
-    min_seeds: int = 3
-    seed_matters: bool = True
-    validation_metric: str | None = None
+Probe = Callable[[Method, Batch, torch.Generator], dict[str, float]]
+"""Measures a method at the start of an epoch: on the same examples, under the same noise every time."""
 
 
 class Engine(Protocol):
     """What a task may ask for; `bench.engine.Engine` is the one implementation."""
 
     def fit(
-        self, problem: Problem, budget: Budget, start: Method | None = None, probe: bool = False
+        self, problem: Problem, budget: Budget, start: Method | None = None, probe: Probe | None = None
     ) -> Method:
         """Fits the run's method to the problem; a stopped run finds finished fits again.
 
-        With `probe` every epoch's history says by how much the two terms of the loss pulled at its start
-        (`bench.diagnostics.gradient_norms`), where the method has `loss_terms`; no other number changes.
+        A fit that diverges ends the run. The numbers of a `probe` join every epoch's history and change no
+        other number.
         """
 
     def fit_many(
-        self,
-        problems: list[Problem],
-        budget: Budget,
-        starts: list[Method] | None = None,
-        *,
-        keep_diverged: bool = False,
+        self, problems: list[Problem], budget: Budget, starts: list[Method] | None = None
     ) -> list[Method]:
         """Independent fits of the run's method, one per problem; side by side where that is faster.
 
-        One that diverges ends the run, or with `keep_diverged` leaves a method whose `diverged` is True.
+        One that diverges leaves a method whose `diverged` says why; to predict with it ends the run.
         """
 
     def fit_weighted(self, problem: Problem, weights: Tensor, budget: Budget) -> Method:
@@ -425,15 +319,6 @@ class Engine(Protocol):
 
     def generator(self, *purpose: str | int) -> torch.Generator:
         """Drives what the task itself draws: the same for all methods, another for every seed of a run."""
-
-
-class Row(NamedTuple):
-    """One point of a curve: `curve` (what is measured), `series` (of which line), abscissa `x`, `value`."""
-
-    curve: str
-    series: str
-    x: float
-    value: float
 
 
 class Task(ABC):

@@ -80,10 +80,12 @@ def gradient_norms(method: Method, batch: Batch, generator: torch.Generator) -> 
     thesis 004, Fig. 5.1.
 
     Args:
-        method: One with `loss_terms`; empty if it trains other parameters than its network's.
+        method: Empty for one without `loss_terms`, or that trains other parameters than its network's.
         batch: Examples for the likelihood term.
         generator: Source of the method's noise.
     """
+    if "loss_terms" not in method.provides:
+        return {}
     layers = [m for m in method.network.modules() if any(True for _ in m.parameters(recurse=False))]
     last = [p for p in layers[-1].parameters(recurse=False) if p.requires_grad]
     if not last:

@@ -8,75 +8,35 @@ its last saved epoch.
 
 from __future__ import annotations
 
-import ctypes
-import io
-import logging
-import math
-import os
 import re
-import sys
-import time
-import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
-import pytorch_lightning as pl
 import torch
-import torch.distributed
-from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import compiled, ensemble, randomness, stacked
+from bench import compiled, ensemble, randomness, stacked, trainer
 from bench.batches import OnDevice, batches
-from bench.contract import Arrays, Batch, Budget, Method, Problem
-from bench.diagnostics import gradient_norms
+from bench.contract import Arrays, Budget, Method, Probe, Problem
 from bench.ensemble import Ensemble
 from bench.errors import Diverged, UsageError
 from bench.predictions import BadPrediction, Prediction
-from bench.records import write, writing
-from bench.settings import Count, settings
+from bench.trainer import TrainerOptions, ranks
+from bench.watch import Watch, partial, save
+
+if TYPE_CHECKING:
+    from pytorch_lightning import Trainer
 
 _LARGEST_PIECE = 50_000_000
 """Floats of inputs, or of outputs at 50 per example and sample, that one piece of a prediction may hold."""
 
 _PROBED = 10_000
-"""Examples, at most, on which gradients are measured."""
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-"""From glibc's malloc.h."""
-
-if not torch.cuda.is_available():
-    # Set by Lightning: torch then looks for NVIDIA's library whenever asked for a GPU, by Adam at every step.
-    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
-for _name in ("pytorch_lightning", "lightning.pytorch", "lightning.fabric"):
-    logging.getLogger(_name).setLevel(logging.ERROR)
-
-
-@settings
-class TrainerOptions:
-    """Options of Lightning's Trainer, passed through."""
-
-    accelerator: str = "auto"
-    """Kind of device: auto, cpu, gpu, ..."""
-    devices: int | Literal["auto"] = "auto"
-    """How many devices; on a CPU auto is one process."""
-    strategy: str = "auto"
-    """How several devices share a fit: auto, ddp, ..."""
-    num_nodes: Count = 1
-    """Number of machines."""
-    precision: str = "32-true"
-    """Floating-point precision: 32-true, bf16-mixed, ..."""
-    stacked: bool | None = None
-    """Train independent fits side by side, where method and budget allow (bench.stacked); not given: where
-    that is faster."""
-    compiled: bool | None = None
-    """Compile the training step (bench.compiled), where a C++ compiler is found; not given: of long fits on
-    a CPU, where method and length make that faster."""
+"""Examples, at most, that a probe sees."""
 
 
 @dataclass
@@ -88,7 +48,7 @@ class _Job:
 
     method: Method
     budget: Budget
-    trainer: pl.Trainer
+    trainer: Trainer
     loader: Any
     everything: Any
     path: Path | None
@@ -111,6 +71,13 @@ class Engine:
         trainer: Options of the Trainer.
         members: Every fit is one of so many independent copies, whose draws are pooled.
         checkpoint_seconds: An unfinished fit is saved at the first epoch's end after this many seconds.
+
+    Attributes:
+        fits: What the record says of every finished fit.
+        diagnostics: Of all predictions, the largest number of each name.
+        logged: (name, stage, step, value) of every number that the task logged.
+        histories: (stage, rows of the epochs) of every finished fit.
+        device: Where the fits are trained.
     """
 
     def __init__(
@@ -151,7 +118,12 @@ class Engine:
         """
         if self.options.stacked and self.options.compiled:
             raise UsageError("--trainer.stacked and --trainer.compiled: what is side by side is not compiled")
-        return self._trainer(Budget(epochs=1)).global_rank
+        return self._alone.global_rank
+
+    @cached_property
+    def _alone(self) -> Trainer:
+        """A Trainer that trains nothing, and knows device and processes."""
+        return trainer.make(self.options, Budget(epochs=1))
 
     # ---- what a task may call
 
@@ -208,47 +180,49 @@ class Engine:
         self._observe("log", {"name": name, "value": value, "step": step})
 
     def fit(
-        self, problem: Problem, budget: Budget, start: Method | None = None, probe: bool = False
+        self, problem: Problem, budget: Budget, start: Method | None = None, probe: Probe | None = None
     ) -> Method:
         """Fits the method to the problem within the budget; of an ensemble, every member.
 
         Raises:
             Diverged: If the loss of a step is not finite; says at which stage and step.
         """
-        return self.fit_many([problem], budget, None if start is None else [start], probe)[0]
+        (method,) = self._fit_all([problem], budget, [start], probe)
+        if method.diverged is not None:
+            raise Diverged(method.diverged)
+        return method
 
     def fit_many(
-        self,
-        problems: list[Problem],
-        budget: Budget,
-        starts: list[Method] | None = None,
-        probe: bool = False,
-        *,
-        keep_diverged: bool = False,
+        self, problems: list[Problem], budget: Budget, starts: list[Method] | None = None
     ) -> list[Method]:
         """Independent fits, one per problem, each with its own initial weights, data order and noise.
 
-        Raises:
-            Diverged: If the loss of one is not finite; `keep_diverged` sets its `diverged` instead.
+        One whose loss is not finite has a `diverged` that says why; the others go on.
         """
+        return self._fit_all(problems, budget, [*(starts or len(problems) * [None])])
+
+    def _fit_all(
+        self,
+        problems: list[Problem],
+        budget: Budget,
+        starts: list[Method | None],
+        probe: Probe | None = None,
+    ) -> list[Method]:
         parts = [
             part
-            for problem, start in zip(problems, starts or len(problems) * (None,), strict=True)
+            for problem, start in zip(problems, starts, strict=True)
             for part in ensemble.split(problem, start, self.members)
         ]
         side_by_side = self.options.stacked
         if side_by_side is None:
-            side_by_side = self.method_class.stacks_faster and not self._compiles(problems[0], budget)
-        fitted = self._fit_stacked(parts, budget, keep_diverged) if side_by_side and len(parts) > 1 else None
+            prefers = "stacked" in self.method_class.fastest
+            side_by_side = prefers and not self._compiles(problems[0], budget)
+        fitted = self._fit_stacked(parts, budget) if side_by_side and len(parts) > 1 else None
         if fitted is None:
-            fitted = [self._fit(problem, budget, start, probe, keep_diverged) for problem, start in parts]
+            fitted = [self._fit(problem, budget, start, probe) for problem, start in parts]
         if self.members == 1:
             return fitted
-        together = [fitted[i : i + self.members] for i in range(0, len(fitted), self.members)]
-        ensembles: list[Method] = [Ensemble(members) for members in together]
-        for whole, members in zip(ensembles, together, strict=True):
-            whole.diverged = any(m.diverged for m in members)
-        return ensembles
+        return [Ensemble(fitted[i : i + self.members]) for i in range(0, len(fitted), self.members)]
 
     def fit_weighted(self, problem: Problem, weights: Tensor, budget: Budget) -> Method:
         """R fits that differ in the weights of the examples `[R, N]` alone; see `bench.contract.Engine`.
@@ -265,7 +239,7 @@ class Engine:
         weights = (weights * own[0] if own else weights).to(inputs.dtype)
         if not (weights.isfinite() & (weights >= 0)).all() or not (weights > 0).any(1).all():
             raise UsageError("example weights must be finite, at least 0, and above 0 in every row somewhere")
-        if self.method_class.reweights and self.members == 1:
+        if "reweighted" in self.method_class.provides and self.members == 1:
             train = TensorDataset(inputs, targets, weights.mT.contiguous())
             return stacked.Reweighted([self.fit(replace(problem, train=train), budget)])
         problems = []
@@ -279,8 +253,10 @@ class Engine:
         """Predictions for inputs `[N, ...]`, on the CPU; each draw of the weights is shared by all inputs.
 
         Raises:
-            Diverged: If a prediction is not finite.
+            Diverged: If the fit has diverged, or a prediction is not finite.
         """
+        if method.diverged is not None:
+            raise Diverged(method.diverged)
         self._predictions += 1
         seed = randomness.derive(self.seed, "predict", self._stage, self._predictions)
         rows = _LARGEST_PIECE // max(inputs[0].numel(), 50 * num_samples * self.members)
@@ -306,55 +282,51 @@ class Engine:
 
     # ---- how
 
-    def _fit(
-        self, problem: Problem, budget: Budget, start: Method | None, probe: bool, keep_diverged: bool
-    ) -> Method:
+    def _fit(self, problem: Problem, budget: Budget, start: Method | None, probe: Probe | None) -> Method:
         """One fit, or what its checkpoint holds."""
-        began = time.perf_counter()
         job = self._job(problem, budget, start, len(self.fits))
-        watch = _Watch(self, job.path, job.budget.patience, self._probe(job.method) if probe else None)
+        measure = None if probe is None else self._measure(job.method, probe)
+        kept = (job.path, self.checkpoint_seconds)
+        watch = Watch(self._stage, self._observe, *kept, job.budget.patience, measure)
         if not job.is_finished:
-            with _marked(job.method, keep_diverged):
+            with _marked(job.method):
                 if job.method.trains:
                     self._train(job, watch)
                 job.method.to(self.device)
                 job.method.finish_fit(OnDevice(job.everything, self.device))
             job.method.to("cpu")
-        return self._finish(job, watch.steps, watch.earlier_seconds + time.perf_counter() - began)
+        return self._finish(job, watch.steps, watch.seconds_spent)
 
     def _job(self, problem: Problem, budget: Budget, start: Method | None, count: int) -> _Job:
         """The `count`-th fit of the run before its training, or after it if a checkpoint holds it."""
         with randomness.seeded(self.seed, "initialise", self._stage, count):
             method = self.method_class(problem, self.method_settings, start)
         budget = method.spends(budget)
-        trainer = self._trainer(budget)
-        self.device = trainer.strategy.root_device
-        method.generator.manual_seed(
-            randomness.derive(self.seed, "noise", trainer.global_rank, self._stage, count)
-        )
+        lightning = trainer.make(self.options, budget)
+        self.device = lightning.strategy.root_device
+        share = (lightning.global_rank, lightning.world_size)
+        method.generator.manual_seed(randomness.derive(self.seed, "noise", share[0], self._stage, count))
         shuffle_seed = randomness.derive(self.seed, "shuffle", self._stage, count)
-        share = (trainer.global_rank, trainer.world_size)
         loader = batches(problem.train, budget.batch_size, shuffle_seed, share, budget.draws)
         is_plain = share[1] == 1 and budget.draws is None
         everything = loader if is_plain else batches(problem.train, budget.batch_size, shuffle_seed)
-        job = _Job(method, budget, trainer, loader, everything, self._checkpoint_path(count))
+        job = _Job(method, budget, lightning, loader, everything, self._checkpoint_path(count))
         if job.path is not None and job.path.exists():
             checkpoint = torch.load(job.path, weights_only=True, map_location="cpu")
             method.load_state_dict(checkpoint["state_dict"])
             method.on_load_checkpoint(checkpoint)
             job.fit = checkpoint["fit"]
-            method.diverged = "diverged" in checkpoint["fit"]["diagnostics"]
+            method.diverged = checkpoint["diverged"]
         return job
 
     def _compiles(self, problem: Problem, budget: Budget) -> bool:
         """Whether a fit of this length is compiled, if it is trained alone."""
-        if self.options.compiled is not None or not self.method_class.compiles_faster:
+        if self.options.compiled is not None or "compiled" not in self.method_class.fastest:
             return self.options.compiled is True and "loss_terms" in self.method_class.provides
         examples = budget.draws or len(problem.train)  # type: ignore[arg-type]
         if budget.epochs * -(-examples // (budget.batch_size or examples)) < compiled.SHORTEST:
             return False
-        trainer = self._trainer(budget)
-        return trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu"
+        return self._alone.world_size == 1 and self._alone.strategy.root_device.type == "cpu"
 
     @contextmanager
     def _compiled(self, job: _Job) -> Iterator[None]:
@@ -371,15 +343,13 @@ class Engine:
             self._told.add(text)
             self._observe("notice", {"text": text})
 
-    def _probe(self, method: Method) -> Callable[[], dict[str, float]] | None:
-        """What measures the method's gradients, on the same examples under the same noise every time."""
-        if "loss_terms" not in method.provides:
-            return None
+    def _measure(self, method: Method, probe: Probe) -> Callable[[], dict[str, float]]:
+        """The probe of a method, on the same examples under the same noise every time."""
         seed = randomness.derive(self.seed, "probe", self._stage, len(self.fits))
 
         def measure() -> dict[str, float]:
             examples = next(iter(OnDevice(batches(method.problem.train, _PROBED, seed), self.device)))
-            return gradient_norms(method, examples, torch.Generator(self.device).manual_seed(seed))
+            return probe(method, examples, torch.Generator(self.device).manual_seed(seed))
 
         return measure
 
@@ -393,22 +363,23 @@ class Engine:
                 "steps": steps,
                 "seconds": round(seconds, 3),
                 "compiled": job.compiled,
-                "diagnostics": {"diverged": 1.0} if method.diverged else method.diagnostics(),
+                "diagnostics": method.diagnostics() if method.diverged is None else {"diverged": 1.0},
             }
             if job.path is not None and job.trainer.global_rank == 0:
-                checkpoint = {"state_dict": method.state_dict(), "fit": job.fit}
+                checkpoint = {
+                    "state_dict": method.state_dict(),
+                    "fit": job.fit,
+                    "diverged": method.diverged,
+                }
                 method.on_save_checkpoint(checkpoint)
                 save(checkpoint, job.path)
-                _partial(job.path).unlink(missing_ok=True)
+                partial(job.path).unlink(missing_ok=True)
         self.fits.append(job.fit)
         self.histories.append((self._stage, method.history))
         return method
 
-    def _fit_stacked(
-        self, parts: list[tuple[Problem, Method | None]], budget: Budget, keep_diverged: bool
-    ) -> list[Method] | None:
+    def _fit_stacked(self, parts: list[tuple[Problem, Method | None]], budget: Budget) -> list[Method] | None:
         """All fits side by side, or None where they cannot be."""
-        began = time.perf_counter()
         jobs = [self._job(p, budget, s, len(self.fits) + i) for i, (p, s) in enumerate(parts)]
         if all(job.is_finished for job in jobs):
             return [self._finish(job, 0, 0) for job in jobs]
@@ -419,26 +390,20 @@ class Engine:
             jobs = [self._job(p, budget, s, len(self.fits) + i) for i, (p, s) in enumerate(parts)]
         if not stacked.fit_together([job.method for job in jobs], [job.budget for job in jobs]):
             return None
-        side_by_side = stacked.Stacked([job.method for job in jobs], keep_diverged)
+        side_by_side = stacked.Stacked([job.method for job in jobs], self._stage)
         path = jobs[0].path and jobs[0].path.with_suffix(".stacked")
-        watch = _Watch(self, path, None)
-        partial = path and _partial(path)
-        resume = str(partial) if partial and partial.exists() else None
-        loader = stacked.Batches([job.loader for job in jobs])  # type: ignore[arg-type]
-        try:
-            self._run(jobs[0].trainer, side_by_side, watch, loader, resume=resume)
-        except Diverged:  # all of them, or the first
-            if not keep_diverged:
-                raise
+        watch = Watch(self._stage, self._observe, path, self.checkpoint_seconds)
+        loader = stacked.Batches([job.loader for job in jobs])
+        with suppress(Diverged):  # all of them, each marked
+            self._run(jobs[0].trainer, side_by_side, watch, loader)
         side_by_side.hand_back()
-        seconds = (watch.earlier_seconds + time.perf_counter() - began) / len(jobs)
+        seconds = watch.seconds_spent / len(jobs)
         for job in jobs:
-            if not job.method.diverged:
-                with _marked(job.method, keep_diverged):
+            if job.method.diverged is None:
+                with _marked(job.method):
                     job.method.finish_fit(job.everything)
         fitted = [self._finish(job, watch.steps, seconds) for job in jobs]
-        if partial:
-            partial.unlink(missing_ok=True)
+        watch.forget()
         return fitted
 
     @contextmanager
@@ -453,200 +418,28 @@ class Engine:
             return None
         return self.checkpoints / f"{count:03d}-{re.sub('[^a-z0-9]+', '-', self._stage.lower())}.ckpt"
 
-    def _trainer(self, budget: Budget) -> pl.Trainer:
-        with warnings.catch_warnings(), _as_usage_error():
-            warnings.filterwarnings("ignore", module="pytorch_lightning")
-            return pl.Trainer(
-                accelerator=self.options.accelerator,
-                devices=self.options.devices if self.options.devices != "auto" else self._auto_devices(),
-                strategy=self.options.strategy,
-                num_nodes=self.options.num_nodes,
-                precision=self.options.precision,  # type: ignore[arg-type]
-                max_epochs=budget.epochs,
-                logger=False,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                num_sanity_val_steps=0,
-                use_distributed_sampler=False,
-            )
-
-    def _auto_devices(self) -> int | str:
-        return 1 if self.options.accelerator in ("auto", "cpu") and not torch.cuda.is_available() else "auto"
-
-    def _train(self, job: _Job, watch: _Watch) -> None:
-        method, patience = job.method, job.budget.patience
-        val = method.problem.val if patience else None
-        partial = job.path and _partial(job.path)
-        resume = str(partial) if partial and partial.exists() else None
-        val_loader = batches(val, 1000, None) if val is not None else None
+    def _train(self, job: _Job, watch: Watch) -> None:
+        method, val = job.method, job.method.problem.val
+        val_loader = batches(val, 1000, None) if val is not None and job.budget.patience else None
         compiles = watch.probe is None and self._compiles(method.problem, job.budget)
         with self._compiled(job) if compiles else nullcontext():
-            self._run(job.trainer, method, watch, job.loader, val_loader, resume)
+            self._run(job.trainer, method, watch, job.loader, val_loader)
         if watch.best is not None:
             method.load_state_dict(watch.best)
 
-    def _run(
-        self,
-        trainer: pl.Trainer,
-        module: Any,
-        watch: _Watch,
-        loader: Any,
-        val: Any = None,
-        resume: Any = None,
-    ) -> None:
-        keep_memory()
-        trainer.callbacks.append(watch)  # type: ignore[attr-defined]
+    def _run(self, lightning: Trainer, module: Any, watch: Watch, loader: Any, val: Any = None) -> None:
         # The method's own code may draw from torch's global generator: give it a seed, and give it back.
-        with warnings.catch_warnings(), randomness.seeded(self.seed, "train", self._stage, len(self.fits)):
-            warnings.filterwarnings("ignore", module="pytorch_lightning")
-            with _interruptible(), self._finite_predictions():
-                trainer.fit(module, loader, val, ckpt_path=resume, weights_only=True if resume else None)
-        module.trainer = None
+        with (
+            randomness.seeded(self.seed, "train", self._stage, len(self.fits)),
+            self._finite_predictions(),
+        ):
+            trainer.fit(lightning, module, watch, loader, val)
 
 
 @contextmanager
-def _as_usage_error() -> Iterator[None]:
+def _marked(method: Method) -> Iterator[None]:
+    """A fit that diverges inside the block is marked."""
     try:
         yield
-    except (MisconfigurationException, TypeError, ValueError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise UsageError(f"--trainer: Lightning does not accept these options: {first}") from None
-
-
-@contextmanager
-def _marked(method: Method, keep_diverged: bool) -> Iterator[None]:
-    """With `keep_diverged` a fit that diverges is marked, in place of what it raises."""
-    try:
-        yield
-    except Diverged:
-        if not keep_diverged:
-            raise
-        method.diverged = True
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Lightning answers Ctrl-C by ending the process; ours is for the caller to end."""
-    try:
-        yield
-    except SystemExit as error:
-        if not isinstance(error.__context__, KeyboardInterrupt):
-            raise
-        raise KeyboardInterrupt from None
-
-
-class _Watch(pl.callbacks.Checkpoint):
-    """Follows one fit: history, divergence, best epoch, unfinished checkpoints.
-
-    A Checkpoint, because Lightning calls those at an epoch's end after the method's own hook.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        path: Path | None,
-        patience: int | None,
-        probe: Callable[[], dict[str, float]] | None = None,
-    ) -> None:
-        self.engine, self.path, self.patience, self.probe = engine, path, patience, probe
-        self.steps = 0
-        self.earlier_seconds = 0.0
-        self.best: dict[str, Tensor] | None = None
-        self.best_score, self.best_epoch = float("inf"), 0
-        self._began = self._saved = time.perf_counter()
-        self._sums: Tensor | None = None  # over an epoch's examples, in the order of `_terms`
-        self._terms: list[str] = []
-        self._rows = 0
-        self._probed: dict[str, float] = {}
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._sums, self._rows = None, 0
-        self._probed = self.probe() if self.probe else {}
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Batch, batch_idx: int
-    ) -> None:
-        self.steps += 1
-        if not math.isfinite(loss := outputs["loss"].item()):
-            where = f"stage '{self.engine._stage}', epoch {trainer.current_epoch + 1}, step {self.steps}"
-            raise Diverged(f"diverged at {where}: the loss is {loss}")
-        rows = len(batch.inputs)
-        self._rows += rows
-        terms = torch.stack([value.detach() for value in outputs.values()]) * rows
-        self._sums = terms if self._sums is None else self._sums + terms
-        self._terms = list(outputs)
-
-    def _stop_early(self, trainer: pl.Trainer, module: Method, patience: int) -> None:
-        """Stops after `patience` epochs without a better validation NLL, or training loss without one."""
-        epoch = trainer.current_epoch
-        if epoch < module.warmup_epochs:
-            return
-        row = module.history[-1]
-        score = row.get("val_nll", row["loss"])
-        if score < self.best_score:
-            self.best_score, self.best_epoch = score, epoch
-            self.best = {name: value.detach().clone() for name, value in module.state_dict().items()}
-        elif epoch - max(self.best_epoch, module.warmup_epochs) >= patience:
-            trainer.should_stop = True
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: Method) -> None:  # type: ignore[override]
-        row: dict[str, float] = {"epoch": trainer.current_epoch + 1}
-        assert self._sums is not None  # an epoch has a batch
-        row |= self._probed | dict(zip(self._terms, (self._sums / self._rows).tolist(), strict=True))
-        row |= {name: value.item() for name, value in trainer.callback_metrics.items()}
-        module.history.append(row)
-        if self.patience is not None:
-            self._stop_early(trainer, module, self.patience)
-        self.engine._observe("epoch", row | {"of": trainer.max_epochs})
-        last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
-        if self.path is None or last:
-            return
-        due = time.perf_counter() - self._saved >= self.engine.checkpoint_seconds
-        if trainer.strategy.broadcast(due):  # all processes save together, or they wait for each other
-            self._saved = time.perf_counter()
-            partial = _partial(self.path)
-            with writing(partial):
-                trainer.save_checkpoint(partial.with_suffix(".writing"))
-                if trainer.global_rank == 0:
-                    os.replace(partial.with_suffix(".writing"), partial)
-
-    def state_dict(self) -> dict[str, Any]:
-        seconds = self.earlier_seconds + time.perf_counter() - self._began
-        names = ("steps", "best", "best_score", "best_epoch")
-        return {name: getattr(self, name) for name in names} | {"earlier_seconds": seconds}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for name, value in state_dict.items():
-            setattr(self, name, value)
-
-
-@cache
-def keep_memory() -> None:
-    """Has glibc keep the memory of freed tensors for the next step, up to 256 MiB; elsewhere nothing.
-
-    Else it hands the memory of larger tensors back, and the kernel clears it anew at every step.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the most that it takes
-        mallopt(_M_TRIM_THRESHOLD, 256 * 2**20)
-
-
-def _partial(path: Path) -> Path:
-    """Where the unfinished fit lies whose checkpoint will be `path`."""
-    return path.with_name(f"{path.name.removesuffix('.ckpt')}.partial")
-
-
-def ranks() -> tuple[int, int]:
-    """(rank, number of processes) of this process."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
-
-
-def save(checkpoint: dict[str, Any], path: Path) -> None:
-    """Writes a checkpoint in one step: the file is whole or not there."""
-    content = io.BytesIO()
-    torch.save(checkpoint, content)
-    write(path, content.getvalue())
+    except Diverged as error:
+        method.diverged = str(error)

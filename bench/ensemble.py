@@ -24,7 +24,7 @@ from bench.weights import unravel
 
 def capabilities(provides: frozenset[str], members: int) -> frozenset[str]:
     """What an ensemble can do of what its members can: it is trained member by member, so has no loss."""
-    return provides if members == 1 else provides - {"loss_terms"}
+    return provides if members == 1 else provides - {"loss_terms", "reweighted"}
 
 
 class Mixture(Distribution):
@@ -85,7 +85,8 @@ class Ensemble(Method):
             super().__init__(members[0].problem, members[0].settings)
         self.parts = nn.ModuleList(members)
         self.network = members[0].network
-        self.provides = capabilities(members[0].provides, len(members))  # type: ignore[misc]
+        self.diverged = next((m.diverged for m in members if m.diverged is not None), None)
+        self.provides = capabilities(members[0].provides, len(members))
 
     @property
     def members(self) -> list[Method]:

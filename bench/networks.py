@@ -1,7 +1,7 @@
 """Plain networks of the documents: no Bayesian layers, no running statistics.
 
-Every function here has the keywords `dropout` and `width` of `bench.contract.NetworkFactory`; a task binds
-the rest with `functools.partial`. Weights start at He's normal initialisation, biases at zero.
+Every function here has the keyword `dropout` of `bench.contract.NetworkFactory`; a task binds the rest with
+`functools.partial`. Weights start at He's normal initialisation, biases at zero.
 """
 
 from __future__ import annotations
@@ -82,7 +82,6 @@ def mlp(
     hidden: Sequence[int],
     activation: str = "relu",
     dropout: float = 0.0,
-    width: float = 1.0,
 ) -> nn.Sequential:
     """Fully connected network: inputs `[B, ...]` are flattened, outputs are `[B, outputs]`.
 
@@ -92,40 +91,37 @@ def mlp(
         hidden: Units of each hidden layer.
         activation: A name out of `ACTIVATIONS`.
         dropout: Rate of dropout after each hidden layer.
-        width: Factor on the hidden units.
     """
     layers: list[nn.Module] = [nn.Flatten()]
     previous = inputs
     for units in hidden:
-        units = max(1, round(units * width))
         layers += [nn.Linear(previous, units), ACTIVATIONS[activation](), Dropout(dropout)]
         previous = units
     layers.append(nn.Linear(previous, outputs))
     return he_initialise(nn.Sequential(*layers), 0.01 if activation == "leaky_relu" else 0.0)
 
 
-def lenet(outputs: int = 10, dropout: float = 0.0, width: float = 1.0) -> nn.Sequential:
+def lenet(outputs: int = 10, dropout: float = 0.0) -> nn.Sequential:
     """The convolutional network of the active-learning studies (thesis, C.1): images `[B, 1, 28, 28]`.
 
     Convolution to 16 channels 5x5, max pool 2, ReLU, convolution to 32 channels 5x5, max pool 2, ReLU, linear
     512-128, ReLU, linear 128-10. Dropout drops whole feature maps after the convolutions and single units
     after the linear layer.
     """
-    first, second, units = (max(1, round(n * width)) for n in (16, 32, 128))
     return he_initialise(
         nn.Sequential(
-            nn.Conv2d(1, first, 5),
+            nn.Conv2d(1, 16, 5),
             Dropout(dropout, channels=True),
             nn.MaxPool2d(2),
             nn.ReLU(),
-            nn.Conv2d(first, second, 5),
+            nn.Conv2d(16, 32, 5),
             Dropout(dropout, channels=True),
             nn.MaxPool2d(2),
             nn.ReLU(),
             nn.Flatten(),
-            nn.Linear(second * 16, units),
+            nn.Linear(512, 128),
             nn.ReLU(),
             Dropout(dropout),
-            nn.Linear(units, outputs),
+            nn.Linear(128, outputs),
         )
     )

@@ -7,6 +7,7 @@ copy its own gradient. benchmarks/small_fits.py compares the speed with one afte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -51,7 +52,7 @@ class Reweighted(Method):
     """Fits of one problem under several weightings of its examples, side by side: for prediction alone.
 
     Args:
-        fits: One after the other, at least 1; or one that holds them all (`Method.reweights`).
+        fits: One after the other, at least 1; or one that holds them all (`reweighted`).
     """
 
     approximates = "several posteriors, which differ in the weights of the examples"
@@ -60,6 +61,7 @@ class Reweighted(Method):
         with torch.random.fork_rng(devices=[]):  # the base class draws a seed that is of no use here
             super().__init__(fits[0].problem, fits[0].settings)
         self.fits = nn.ModuleList(fits)
+        self.diverged = next((f.diverged for f in fits if f.diverged is not None), None)
 
     def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
         """Predictions `[R * S, B, ...]`, fit after fit, under equal draws: differences are of the fits."""
@@ -111,15 +113,15 @@ class Stacked(pl.LightningModule):
 
     Args:
         methods: The copies, before training; `hand_back` gives them their trained parameters.
-        keep_diverged: A copy whose loss is not finite is marked, and the others go on while there are any.
+        stage: Of the run, named where a copy's loss is not finite: it is marked, and the others go on.
     """
 
     warmup_epochs = 0
 
-    def __init__(self, methods: list[Method], keep_diverged: bool = False) -> None:
+    def __init__(self, methods: list[Method], stage: str) -> None:
         super().__init__()
         self.methods = methods  # a plain list: their own parameters are not trained
-        self.keep_diverged = keep_diverged
+        self.stage = stage
         self.template = [_Loss(methods[0])]
         self.history: list[dict[str, float]] = []
         parameters = [dict(m.named_parameters()) for m in methods]
@@ -184,19 +186,20 @@ class Stacked(pl.LightningModule):
             self._sums, (losses, likelihood_term * scale, prior_term * scale), strict=True
         ):
             self._sums[name] = self._sums[name] + values.detach() * batch.inputs.shape[1]
-        if self.keep_diverged:
-            for method, finite in zip(self.methods, losses.isfinite().tolist(), strict=True):
-                method.diverged |= not finite
-            kept = losses.new_tensor([not m.diverged for m in self.methods]).bool()
-            if kept.any():  # its gradients reach no other copy's weights
-                losses = torch.where(kept, losses, 0)
+        for method, loss in zip(self.methods, losses.tolist(), strict=True):
+            if not math.isfinite(loss) and method.diverged is None:
+                where = f"stage '{self.stage}', epoch {self.current_epoch + 1}"
+                method.diverged = f"diverged at {where}: the loss is {loss}"
+        kept = losses.new_tensor([m.diverged is None for m in self.methods]).bool()
+        if kept.any():  # its gradients reach no other copy's weights
+            losses = torch.where(kept, losses, 0)
         return {"loss": losses.sum()}
 
     def on_train_epoch_end(self) -> None:
         """Adds the epoch to the history of every copy that has not diverged."""
         means = {name: (total / self._rows).tolist() for name, total in self._sums.items()}
         for i, method in enumerate(self.methods):
-            if not method.diverged:
+            if method.diverged is None:
                 method.history.append(
                     {"epoch": self.current_epoch + 1} | {name: values[i] for name, values in means.items()}
                 )

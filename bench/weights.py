@@ -15,6 +15,7 @@ Shapes: S samples, B examples, d weights in all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -157,7 +158,7 @@ def sampled_outputs(
     inputs: Tensor,
     num_samples: int,
     generator: torch.Generator,
-    run: Callable[[nn.Module, Weights, Tensor], Tensor] = forward,
+    run: Callable[[Weights, Tensor], Tensor] | None = None,
 ) -> Tensor:
     """Outputs `[S, B, ...]` without gradients: weights drawn a few samples at a time, inputs in blocks.
 
@@ -167,15 +168,16 @@ def sampled_outputs(
         inputs: Examples `[B, ...]`.
         num_samples: S.
         generator: Drives the draws; how they are split depends on the network alone, never on the inputs.
-        run: `run(network, weights, inputs)`, the outputs under stacked weights: `forward` or `linearised`.
+        run: `run(weights, inputs)` gives the outputs under stacked weights; None is `forward`.
     """
+    run = run or partial(forward, network)
     chunk = max(1, _CHUNK // sum(p.numel() for p in network.parameters()))
     counts = [min(chunk, num_samples - done) for done in range(0, num_samples, chunk)]
     outputs = []
     with torch.no_grad():
         for count in counts:
             weights = draw(count, generator)
-            outputs.append(torch.cat([run(network, weights, block) for block in blocks(inputs)], 1))
+            outputs.append(torch.cat([run(weights, block) for block in blocks(inputs)], 1))
     return torch.cat(outputs)
 
 

@@ -51,7 +51,7 @@ def first(tries: list[tuple[str, str, dict[str, object]]]) -> dict[str, object]:
         try:
             return digest(method, task, **options)
         except BenchError as error:
-            refusals.append(f"{method} on {task}: {error}")
+            refusals.append(f"{method} on {task}: {type(error).__name__}")
     return {"refused": refusals}
 
 

@@ -134,10 +134,6 @@ class EWC(Method):
         if start is not None:
             self.load_state_dict(start.state_dict())
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimiser over the weights."""
-        return optimizers.make(self.parameters(), self.settings.optimizer, self.settings.learning_rate)
-
     def _weights(self) -> dict[str, Tensor]:
         return {name: p[None] for name, p in self.network.named_parameters()}
 
@@ -232,11 +228,6 @@ class EWC(Method):
         parts = unravel(self.quadratic, dict(self.network.named_parameters()))
         named = zip(parts.items(), self.least, strict=True)
         return priors.frozen({name: (loc, p, least) for (name, (loc, p)), least in named}, Quadratic)
-
-    @classmethod
-    def parameters_per_weight(cls, settings: Settings) -> float:
-        """A mode and the precision of the penalty; its centre where that is not the mode."""
-        return 3.0 if settings.anchors == "every" else 2.0
 
 
 def _quadratics(prior: Mapping[str, Distribution]) -> dict[str, Quadratic]:

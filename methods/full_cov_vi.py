@@ -32,13 +32,14 @@ from torch.distributions import (
 from torch.nn.functional import softplus
 
 from bench import optimizers, priors
-from bench.contract import JOINT, Batch, Method, Noise, Prediction, Prior, Problem, WeightDistribution
-from bench.divergence import log_prob, weight_divergence
+from bench.contract import JOINT, Batch, Noise, Prior, Problem, WeightDistribution
+from bench.divergence import weight_divergence
 from bench.energy import likelihood_term
 from bench.errors import UsageError
+from bench.families.variational import Variational
 from bench.priors import joined_normals, normal_tensor
 from bench.settings import Count, Positive, settings
-from bench.weights import forward, ravel, sampled_outputs, unravel
+from bench.weights import forward, ravel, unravel
 
 NAMES: dict[str, dict[str, object]] = {"full_cov_vi": {}}
 SEARCH = {
@@ -147,7 +148,7 @@ class Settings:
     """What one covariance spans: all weights of the network, or each weight tensor by itself."""
 
 
-class FullCovVI(Method):
+class FullCovVI(Variational):
     """A normal with full covariance over the network, or over every weight tensor."""
 
     settings_class = Settings
@@ -174,10 +175,6 @@ class FullCovVI(Method):
         if start is not None:
             self.load_state_dict(start.state_dict())
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimiser over means and factors."""
-        return optimizers.make(self.parameters(), self.settings.optimizer, self.settings.learning_rate)
-
     def make_prior(self, parameters: Mapping[str, Tensor]) -> WeightDistribution:
         """The task's prior; independent normals as one vector where the posterior is one."""
         prior = super().make_prior(parameters)
@@ -199,13 +196,6 @@ class FullCovVI(Method):
             for (name, mean), factor in zip(means.items(), factors, strict=True)
         }
 
-    def draw_noise(self, num_samples: int, generator: torch.Generator) -> Noise:
-        """Standard normal noise `[S, *shape]` per tensor."""
-        return {
-            name: torch.randn(num_samples, *m.shape, generator=generator, device=m.device, dtype=m.dtype)
-            for name, m in self.network.named_parameters()
-        }
-
     def _weights(self, posterior: Mapping[str, FullNormal], noise: Noise) -> dict[str, Tensor]:
         """Stacked weights `[S, *shape]`."""
         if JOINT in posterior:
@@ -217,23 +207,12 @@ class FullCovVI(Method):
         with torch.no_grad():
             return self._weights(self.posterior(), self.draw_noise(num_samples, generator))
 
-    def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """Log density of stacked weights, `[S]`, in nats."""
-        return log_prob(self.posterior(), weights)
-
-    def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Mean and variance of every weight."""
-        parameters = dict(self.network.named_parameters())
-        variance = torch.cat([q.variance.detach().flatten() for q in self.posterior().values()])
-        variances = {name: v[0] for name, v in unravel(variance[None], parameters).items()}
-        return {name: m.detach() for name, m in parameters.items()}, variances
-
     def as_prior(self) -> Prior:
         """The normals as they are now: one over all weights, or one per tensor."""
         make = _multivariate if self.settings.scope == "network" else FullNormal
         return priors.frozen({name: (q.loc, q.scale_tril) for name, q in self.posterior().items()}, make)
 
-    # ---- loss and prediction
+    # ---- loss
 
     def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
         """Expected negative log likelihood and KL(q || prior), in nats."""
@@ -242,12 +221,6 @@ class FullCovVI(Method):
         outputs = forward(self.network, weights, batch.inputs)
         nll = likelihood_term(self.likelihood, outputs, batch, self.problem.num_train)
         return nll, weight_divergence(posterior, self.prior, weights)
-
-    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
-        """Predictions under `num_samples` draws, each draw shared by all inputs."""
-        return self.likelihood.predict(
-            sampled_outputs(self.network, self.sample_weights, inputs, num_samples, generator)
-        )
 
 
 def _lower(raw: Tensor) -> Tensor:

@@ -100,8 +100,7 @@ class HMC(Method):
     def __init__(self, problem: Problem, settings: Settings, start: HMC | None = None) -> None:
         super().__init__(problem, settings, start)
         self.automatic_optimization = False
-        self.trains = settings.kernel == "hmc"  # type: ignore[misc]
-        self.num_chains = settings.chains
+        self.trains = settings.kernel == "hmc"
         self.network = problem.network().requires_grad_(False)  # gives the architecture
         self._like = dict(self.network.named_parameters())
         self._refuse()
@@ -143,18 +142,14 @@ class HMC(Method):
     def configure_optimizers(self) -> None:
         """None: a transition is no optimiser's step."""
 
-    def on_fit_start(self) -> None:
-        """Refuses to run on a share of the data.
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """One transition of every chain; the loss is the mean negative log joint per example.
 
         Raises:
-            UsageError: If several processes share the fit.
+            UsageError: If several processes share the data.
         """
-        super().on_fit_start()
-        if self.trainer.world_size > 1:
+        if len(batch.inputs) < self.problem.num_train:
             raise UsageError("hmc: every transition needs all data on one device: --trainer.devices 1")
-
-    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """One transition of every chain; the loss is the mean negative log joint per example."""
         settings, done = self.settings, int(self.transitions)
         momenta = torch.randn(
             self.positions.shape, generator=self.generator, device=self.device, dtype=self.positions.dtype

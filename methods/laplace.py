@@ -35,14 +35,14 @@ from torch.distributions import Distribution, MultivariateNormal, constraints
 from torch.func import functional_call, jacrev, vmap
 
 from bench import optimizers, priors
-from bench.contract import JOINT, Batch, Method, Noise, Prediction, Prior, Problem
+from bench.contract import JOINT, Batch, Method, Noise, Prior, Problem
 from bench.divergence import log_prob
 from bench.energy import likelihood_term
 from bench.errors import UsageError
 from bench.families import curvature
 from bench.priors import is_normal, joined_normals, normal_tensor
 from bench.settings import Positive, settings
-from bench.weights import forward, linearised, ravel, sampled_outputs, unravel
+from bench.weights import forward, linearised, ravel, unravel
 
 NAMES: dict[str, dict[str, object]] = {"laplace": {}}
 SEARCH = {"learning_rate": (1e-4, 1e-2, "log")}
@@ -233,7 +233,6 @@ class Laplace(Method):
             self.network.load_state_dict(start.network.state_dict())
             self.likelihood.load_state_dict(start.likelihood.state_dict())
         self.register_buffer("tuned_precision", torch.zeros(()))
-        self.linearises = settings.predictive == "linearised"
         self.tunes = settings.prior_precision == "tuned" and start is None
         self.names = self._chosen()
         self.layers = curvature.plain_layers(self.network, self.names)
@@ -296,10 +295,6 @@ class Laplace(Method):
                 raise UsageError(
                     "laplace: prior_precision tuned needs a prior N(0, s^2), one s for all weights; take task"
                 )
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimiser over the weights."""
-        return optimizers.make(self.parameters(), self.settings.optimizer, self.settings.learning_rate)
 
     # ---- after training
 
@@ -447,11 +442,6 @@ class Laplace(Method):
             return _frozen_normal(mode, blocks[0])
         return _frozen_blocks(mode, blocks)
 
-    @classmethod
-    def parameters_per_weight(cls, settings: Settings) -> float:
-        """A mode and a variance; bases depend on the network and are not counted."""
-        return 2.0
-
     # ---- loss and prediction
 
     def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
@@ -461,12 +451,10 @@ class Laplace(Method):
         prior_term = -log_prob(self.prior, weights).sum()
         return likelihood_term(self.likelihood, outputs, batch, self.problem.num_train), prior_term
 
-    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
-        """Predictions under `num_samples` draws, each draw shared by all inputs."""
-        run = linearised if self.linearises else forward
-        return self.likelihood.predict(
-            sampled_outputs(self.network, self.sample_weights, inputs, num_samples, generator, run)
-        )
+    def outputs(self, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Of the network linearised at the mode, or of the network itself (`predictive`)."""
+        run = linearised if self.settings.predictive == "linearised" else forward
+        return run(self.network, weights, inputs)
 
 
 # ------------------------------------------------------------------------------------------------ helpers

@@ -44,9 +44,9 @@ class Linear(Method):
 
     settings_class = Settings
     approximates = "nothing: the exact posterior of a model that is linear in its weights"
-    provides = frozenset({"weight_samples", "density", "moments", "sequential", "weighted"})
+    provides = frozenset({"weight_samples", "density", "moments", "sequential", "weighted", "reweighted"})
     trains = False
-    reweights = True
+    seed_matters = False
     settings: Settings
     mean: Tensor
     scale_tril: Tensor

@@ -50,10 +50,6 @@ class MAP(Method):
         if start is not None:
             self.load_state_dict(start.state_dict())
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimiser over the weights."""
-        return optimizers.make(self.parameters(), self.settings.optimizer, self.settings.learning_rate)
-
     def _weights(self) -> dict[str, Tensor]:
         return {name: p[None] for name, p in self.network.named_parameters()}
 

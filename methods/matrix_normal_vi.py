@@ -18,7 +18,6 @@ Valid for: every differentiable network and likelihood, up to 5,000 rows or colu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -28,13 +27,14 @@ from torch.linalg import solve_triangular
 from torch.nn.functional import softplus
 
 from bench import optimizers, priors
-from bench.contract import Batch, Method, Noise, Prediction, Prior, Problem
-from bench.divergence import log_prob, weight_divergence
+from bench.contract import Batch, Noise, Prior, Problem
+from bench.divergence import weight_divergence
 from bench.energy import likelihood_term
 from bench.errors import UsageError
+from bench.families.variational import Variational
 from bench.priors import normal_tensor
 from bench.settings import Count, Positive, settings
-from bench.weights import forward, reparametrise, sampled_outputs
+from bench.weights import forward, reparametrise
 
 NAMES: dict[str, dict[str, object]] = {"matrix_normal_vi": {}}
 SEARCH = {
@@ -163,7 +163,7 @@ class Settings:
     """Every weight starts at the standard deviation softplus(initial_rho), uncorrelated."""
 
 
-class MatrixNormalVI(Method):
+class MatrixNormalVI(Variational):
     """A matrix normal over every weight tensor."""
 
     settings_class = Settings
@@ -195,10 +195,6 @@ class MatrixNormalVI(Method):
         if start is not None:
             self.load_state_dict(start.state_dict())
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimiser over means and factors."""
-        return optimizers.make(self.parameters(), self.settings.optimizer, self.settings.learning_rate)
-
     # ---- the distribution
 
     def _tensors(self) -> dict[str, tuple[Tensor, ...]]:
@@ -210,36 +206,17 @@ class MatrixNormalVI(Method):
         """Matrix normals, and independent normals for what is no matrix, with gradients."""
         return {name: _make(*tensors) for name, tensors in self._tensors().items()}
 
-    def draw_noise(self, num_samples: int, generator: torch.Generator) -> Noise:
-        """Standard normal noise `[S, *shape]` per tensor."""
-        return {
-            name: torch.randn(num_samples, *m.shape, generator=generator, device=m.device, dtype=m.dtype)
-            for name, m in self.network.named_parameters()
-        }
-
     def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Draws from the posterior, stacked `[S, *shape]`."""
         with torch.no_grad():
             noise = self.draw_noise(num_samples, generator)
             return {name: _transform(q, noise[name]) for name, q in self.posterior().items()}
 
-    def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """Log density of stacked weights, `[S]`, in nats."""
-        return log_prob(self.posterior(), weights)
-
-    def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Mean and variance of every weight."""
-        posterior = self.posterior()
-        return (
-            {name: q.mean.detach() for name, q in posterior.items()},
-            {name: q.variance.detach() for name, q in posterior.items()},
-        )
-
     def as_prior(self) -> Prior:
         """The distributions as they are now."""
         return priors.frozen(self._tensors(), _make)
 
-    # ---- loss and prediction
+    # ---- loss
 
     def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
         """Expected negative log likelihood and KL(q || prior), in nats."""
@@ -248,12 +225,6 @@ class MatrixNormalVI(Method):
         outputs = forward(self.network, weights, batch.inputs)
         nll = likelihood_term(self.likelihood, outputs, batch, self.problem.num_train)
         return nll, weight_divergence(posterior, self.prior, weights)
-
-    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
-        """Predictions under `num_samples` draws, each draw shared by all inputs."""
-        return self.likelihood.predict(
-            sampled_outputs(self.network, self.sample_weights, inputs, num_samples, generator)
-        )
 
 
 def _sides(tensor: Tensor) -> tuple[int, ...]:

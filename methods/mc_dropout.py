@@ -59,10 +59,6 @@ class MCDropout(Method):
         if start is not None:
             self.load_state_dict(start.state_dict())
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimiser over the weights."""
-        return optimizers.make(self.parameters(), self.settings.optimizer, self.settings.learning_rate)
-
     def draw_noise(self, num_samples: int, generator: torch.Generator) -> Noise:
         """One seed per sample, `[S]`, from which its masks are drawn."""
         seeds = torch.randint(2**62, (num_samples,), generator=generator, device=generator.device)

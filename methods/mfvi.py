@@ -20,19 +20,19 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributions import Independent
-from torch.nn.functional import softplus
 
 from bench import optimizers, priors
-from bench.contract import Batch, Method, Noise, Prediction, Prior, Problem, WeightDistribution
-from bench.divergence import log_prob, weight_divergence
+from bench.contract import Batch, Noise, Prior, Problem, WeightDistribution
+from bench.divergence import weight_divergence
 from bench.energy import likelihood_term
 from bench.errors import UsageError
 from bench.families import estimators
+from bench.families.variational import MeanField
 from bench.priors import is_normal, normal_tensor
 from bench.settings import Count, NonNegative, Positive, Whole, settings
-from bench.weights import forward, reparametrise, sampled_outputs
+from bench.weights import forward, reparametrise
 
 NAMES: dict[str, dict[str, object]] = {"mfvi": {}, "mfvi_ensemble": {"members": 3}}
 SEARCH = {
@@ -70,7 +70,7 @@ class Settings:
     """Noise in training: pathwise draws weights for the whole batch; local and flipout draw per example."""
 
 
-class MFVI(Method):
+class MFVI(MeanField):
     """Independent normals over all weights."""
 
     settings_class = Settings
@@ -81,10 +81,6 @@ class MFVI(Method):
 
     def __init__(self, problem: Problem, settings: Settings, start: MFVI | None = None) -> None:
         super().__init__(problem, settings, start)
-        self.network = problem.network()  # its parameters are the means
-        self.rho = nn.ParameterList(
-            torch.full_like(p, settings.initial_rho) for p in self.network.parameters()
-        )
         self.is_first = start is None
         self.extra_epochs = settings.pretrain_epochs if self.is_first else 0
         self.stacks = settings.estimator == "pathwise"  # the seeds of the others do not stack
@@ -104,17 +100,13 @@ class MFVI(Method):
         if reason is not None:
             raise UsageError(f"mfvi: estimator {settings.estimator} {reason}")
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimiser over means and rhos."""
-        return optimizers.make(self.parameters(), self.settings.optimizer, self.settings.learning_rate)
-
     @property
     def pretraining(self) -> bool:
         """Whether the present epoch trains the means by NLL alone."""
         return self.epoch < self.extra_epochs
 
     @property
-    def prior_weight(self) -> float:  # type: ignore[override]
+    def prior_weight(self) -> float:
         """Factor of the KL in the present epoch."""
         if self.pretraining:
             return 0.0
@@ -131,11 +123,6 @@ class MFVI(Method):
 
     # ---- the distribution
 
-    def posterior(self) -> dict[str, Independent]:
-        """The independent normals, with gradients to means and rhos."""
-        means = self.network.named_parameters()
-        return {name: normal_tensor(m, softplus(r)) for (name, m), r in zip(means, self.rho, strict=True)}
-
     def draw_noise(self, num_samples: int, generator: torch.Generator) -> Noise:
         """Standard normal noise `[S, *shape]` per tensor, or of other estimators one seed per sample, `[S]`.
 
@@ -144,33 +131,9 @@ class MFVI(Method):
         if self.pretraining:
             return {}
         if self.settings.estimator == "pathwise":
-            return self._noise(num_samples, generator)
+            return super().draw_noise(num_samples, generator)
         seeds = torch.randint(2**62, (num_samples,), generator=generator, device=generator.device)
         return {"seeds": seeds}
-
-    def _noise(self, num_samples: int, generator: torch.Generator) -> Noise:
-        return {
-            name: torch.randn(num_samples, *m.shape, generator=generator, device=m.device, dtype=m.dtype)
-            for name, m in self.network.named_parameters()
-        }
-
-    def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draws from the posterior, stacked `[S, *shape]`."""
-        with torch.no_grad():
-            noise = self._noise(num_samples, generator)
-            return {name: q.mean + q.base_dist.scale * noise[name] for name, q in self.posterior().items()}
-
-    def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """Log density of stacked weights, `[S]`, in nats."""
-        return log_prob(self.posterior(), weights)
-
-    def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Mean and variance of every weight."""
-        posterior = self.posterior()
-        return (
-            {name: q.mean.detach() for name, q in posterior.items()},
-            {name: q.variance.detach() for name, q in posterior.items()},
-        )
 
     def as_prior(self) -> Prior:
         """The normals as they are now."""
@@ -178,12 +141,7 @@ class MFVI(Method):
             {name: (q.mean, q.stddev) for name, q in self.posterior().items()}, normal_tensor
         )
 
-    @classmethod
-    def parameters_per_weight(cls, settings: Settings) -> float:
-        """A mean and a rho."""
-        return 2.0
-
-    # ---- loss and prediction
+    # ---- loss
 
     def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
         """Expected negative log likelihood and KL(q || prior), in nats (eq. 4.4)."""
@@ -220,9 +178,3 @@ class MFVI(Method):
             for name, q in posterior.items()
         }
         return forward(self.network, bounded, inputs), weights
-
-    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
-        """Predictions under `num_samples` draws, each draw shared by all inputs."""
-        return self.likelihood.predict(
-            sampled_outputs(self.network, self.sample_weights, inputs, num_samples, generator)
-        )

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field
@@ -30,13 +30,14 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from bench import optimizers, priors
 from bench.batches import OnDevice, batches
-from bench.contract import JOINT, Batch, Budget, Method, Noise, Prediction, Prior, Problem, WeightDistribution
+from bench.contract import JOINT, Batch, Budget, Noise, Prior, Problem, WeightDistribution
 from bench.divergence import is_normalised, log_prob, weight_divergence
 from bench.energy import likelihood_term
 from bench.errors import UsageError
+from bench.families.variational import Variational
 from bench.priors import normal_tensor
 from bench.settings import Count, Positive, settings
-from bench.weights import forward, ravel, reparametrise, sampled_outputs, unravel
+from bench.weights import forward, ravel, reparametrise, unravel
 
 NAMES: dict[str, dict[str, object]] = {"mixture_vi": {}}
 PRESETS = {"smoke": {"elbo_samples": 4}}
@@ -98,7 +99,7 @@ class MeanSquare(Distribution):
         return mean_squares * (0.0 if self.flat else -0.5)
 
 
-class MixtureVI(Method):
+class MixtureVI(Variational):
     """A mixture of independent normals over all weights.
 
     Of the `components` that the parameters have room for, the first `active` are the mixture.
@@ -128,6 +129,7 @@ class MixtureVI(Method):
         self.rho = nn.Parameter(torch.full_like(self.means, settings.initial_rho))
         self.logits = nn.Parameter(self.means.new_zeros(room))
         self.is_first = start is None
+        self.epochs_each = 1  # for every number of components; `spends` knows
         self.register_buffer("active", torch.tensor(room if settings.choice == "fixed" else 1))
         self.register_buffer("elbo", torch.full((room,), -torch.inf))  # [N_c - 1]: with N_c components
         self.register_buffer("elbo_error", torch.zeros(room))
@@ -136,10 +138,6 @@ class MixtureVI(Method):
         if start is not None:
             self.load_state_dict(start.state_dict())
             self.elbo.fill_(-torch.inf)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimiser over means, rhos and logits."""
-        return optimizers.make(self._trained(), self.settings.optimizer, self.settings.learning_rate)
 
     def _trained(self) -> list[nn.Parameter]:
         return [p for p in self.parameters() if p.requires_grad]
@@ -191,10 +189,6 @@ class MixtureVI(Method):
             index = torch.multinomial(logits.softmax(0), num_samples, replacement=True, generator=generator)
             return self._unravel(means[index] + scales[index] * noise)
 
-    def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """Log density of stacked weights, `[S]`, in nats."""
-        return log_prob(self.posterior(), weights)
-
     def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Mean and variance of every weight under the mixture."""
         with torch.no_grad():
@@ -211,12 +205,7 @@ class MixtureVI(Method):
             return priors.frozen({JOINT: self._components()}, _mixture)
         return priors.frozen({name: (q.mean, q.stddev) for name, q in posterior.items()}, normal_tensor)
 
-    @classmethod
-    def parameters_per_weight(cls, settings: Settings) -> float:
-        """A mean and a rho per component."""
-        return 2.0 * settings.components
-
-    # ---- loss and prediction
+    # ---- loss
 
     def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
         """Expected negative log likelihood and KL(q || prior), stratified over the components, in nats."""
@@ -234,12 +223,6 @@ class MixtureVI(Method):
             return nll, weight_divergence(posterior, self.prior, weights)
         ratios = posterior[JOINT].log_prob(draws) - log_prob(self.prior, weights)
         return nll, ratios.view(-1, len(means)).mean(0) @ shares
-
-    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
-        """Predictions under `num_samples` draws, each draw shared by all inputs."""
-        return self.likelihood.predict(
-            sampled_outputs(self.network, self.sample_weights, inputs, num_samples, generator)
-        )
 
     # ---- the number of components
 
@@ -269,6 +252,7 @@ class MixtureVI(Method):
         if not self.chooses:
             return super().spends(budget)
         fits = self.settings.components if self.settings.choice == "searched" else 1
+        self.epochs_each = budget.epochs
         return replace(budget, epochs=fits * budget.epochs, patience=None)
 
     def on_train_epoch_start(self) -> None:
@@ -279,13 +263,12 @@ class MixtureVI(Method):
         if self.settings.choice == "grown":
             self._grow()
             return
-        epochs = int(self.trainer.max_epochs or 0) // self.settings.components
-        if self.epoch > 0 and self.epoch % epochs == 0:
+        if self.epoch > 0 and self.epoch % self.epochs_each == 0:
             self._compare()
-            self._continue_from(self.initial, self.epoch // epochs + 1)
+            self._continue_from(self.initial, self.epoch // self.epochs_each + 1)
 
     def _grow(self) -> None:
-        if self.settled or not self.trainer.strategy.broadcast(self._is_stable()):
+        if self.settled or not self.agree(self._is_stable()):
             return
         is_better, n = self._compare(), int(self.active)
         self._continue_from(self.kept, int(self.kept_active))
@@ -310,8 +293,8 @@ class MixtureVI(Method):
         vector_to_parameters(parameters.clone(), self._trained())
         self.active.fill_(active)
         self.changed_at.fill_(self.epoch)
-        for optimizer in self.trainer.optimizers:
-            optimizer.state.clear()
+        optimizer: Any = self.optimizers(use_pl_optimizer=False)  # the one that `configure_optimizers` made
+        optimizer.state.clear()
 
     def _compare(self) -> bool:
         """Estimates the ELBO; keeps the present mixture if it is better than the one kept, or is that one."""

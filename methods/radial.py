@@ -25,12 +25,13 @@ from torch.distributions import Distribution, Independent, Normal, constraints, 
 from torch.nn.functional import softplus
 
 from bench import optimizers, priors
-from bench.contract import Batch, Method, Noise, Prediction, Prior, Problem, WeightDistribution
-from bench.divergence import divergence, location_scale_divergence, log_prob
+from bench.contract import Batch, Noise, Prior, Problem, WeightDistribution
+from bench.divergence import divergence, location_scale_divergence
 from bench.energy import likelihood_term
+from bench.families.variational import Variational
 from bench.priors import normal_tensor
 from bench.settings import Count, NonNegative, Positive, Whole, settings
-from bench.weights import forward, reparametrise, sampled_outputs
+from bench.weights import forward, reparametrise
 
 NAMES: dict[str, dict[str, object]] = {"radial": {}, "radial_ensemble": {"members": 3}}
 SEARCH = {
@@ -233,7 +234,7 @@ class Settings:
     """Form of the posterior as next prior: the radial density, or the normal of equal mean and variance."""
 
 
-class Radial(Method):
+class Radial(Variational):
     """A radial distribution over every weight tensor; weights and biases apart."""
 
     settings_class = Settings
@@ -253,17 +254,13 @@ class Radial(Method):
         if start is not None:
             self.load_state_dict(start.state_dict())
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimiser over means and rhos."""
-        return optimizers.make(self.parameters(), self.settings.optimizer, self.settings.learning_rate)
-
     @property
     def pretraining(self) -> bool:
         """Whether the present epoch trains the means by NLL alone."""
         return self.epoch < self.extra_epochs
 
     @property
-    def prior_weight(self) -> float:  # type: ignore[override]
+    def prior_weight(self) -> float:
         """Factor of the KL in the present epoch."""
         return 0.0 if self.pretraining else self.settings.kl_weight
 
@@ -291,18 +288,6 @@ class Radial(Method):
             noise = self._noise(num_samples, generator)
             return {name: q.loc + q.scale * noise[name] for name, q in self.posterior().items()}
 
-    def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """Log density of stacked weights, `[S]`, in nats."""
-        return log_prob(self.posterior(), weights)
-
-    def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Mean and variance of every weight."""
-        posterior = self.posterior()
-        return (
-            {name: q.mean.detach() for name, q in posterior.items()},
-            {name: q.variance.detach() for name, q in posterior.items()},
-        )
-
     def as_prior(self) -> Prior:
         """The posterior as it is now, in the form that `sequential_prior` names."""
         posterior = self.posterior()
@@ -310,12 +295,7 @@ class Radial(Method):
             return priors.frozen({name: (q.mean, q.stddev) for name, q in posterior.items()}, normal_tensor)
         return priors.frozen({name: (q.loc, q.scale) for name, q in posterior.items()}, RadialNormal)
 
-    @classmethod
-    def parameters_per_weight(cls, settings: Settings) -> float:
-        """A mean and a rho."""
-        return 2.0
-
-    # ---- loss and prediction
+    # ---- loss
 
     def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
         """Expected negative log likelihood and KL(q || prior), in nats."""
@@ -345,9 +325,3 @@ class Radial(Method):
             else:
                 terms.append(divergence(q, p, weights[name]))
         return torch.stack(terms).sum()
-
-    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
-        """Predictions under `num_samples` draws, each draw shared by all inputs."""
-        return self.likelihood.predict(
-            sampled_outputs(self.network, self.sample_weights, inputs, num_samples, generator)
-        )

@@ -67,11 +67,6 @@ class GenerativeReplay(Method):
             self.load_state_dict(start.state_dict())
             self.replay.follow(start.replay, start._weights())
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimiser over the weights; the generator has its own."""
-        trained = (p for p in self.parameters() if p.requires_grad)
-        return optimizers.make(trained, self.settings.optimizer, self.settings.learning_rate)
-
     def finish_fit(self, loader: Iterable[Batch]) -> None:
         """Teaches the generator this fit's examples."""
         self.replay.learn(loader, self.settings.generator_steps, self.generator)

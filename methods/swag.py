@@ -25,11 +25,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from bench.contract import Batch, Budget, Method, Noise, Prediction, Problem
+from bench.contract import Batch, Budget, Method, Noise, Problem
 from bench.divergence import log_prob
 from bench.energy import likelihood_term
 from bench.settings import Positive, Share, settings
-from bench.weights import forward, ravel, sampled_outputs, unravel
+from bench.weights import forward, ravel, unravel
 
 NAMES: dict[str, dict[str, object]] = {
     "swag": {"covariance": "low_rank"},
@@ -182,9 +182,9 @@ class SWAG(Method):
         )
         return {"optimizer": optimizer, "lr_scheduler": schedule}
 
-    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+    def on_last_step(self) -> None:
         """Collects the iterate after an epoch's last step, before its validation and its checkpoint."""
-        if self.trainer.is_last_batch and self.epoch >= self.first_collection:
+        if self.epoch >= self.first_collection:
             self.iterates.update(ravel(self._weights())[0])
 
     def diagnostics(self, inputs: Tensor | None = None) -> dict[str, float]:
@@ -214,12 +214,7 @@ class SWAG(Method):
         parts = unravel(pair, like)
         return {n: part[0] for n, part in parts.items()}, {n: part[1] for n, part in parts.items()}
 
-    @classmethod
-    def parameters_per_weight(cls, settings: Settings) -> float:
-        """A mean, a variance and the deviations that draws read."""
-        return 2.0 + (settings.rank if settings.covariance == "low_rank" else 0)
-
-    # ---- loss and prediction
+    # ---- loss
 
     def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
         """Negative log likelihood and negative log prior of the weights, in nats."""
@@ -227,9 +222,3 @@ class SWAG(Method):
         outputs = forward(self.network, weights, batch.inputs)
         prior_term = -log_prob(self.prior, weights).sum()
         return likelihood_term(self.likelihood, outputs, batch, self.problem.num_train), prior_term
-
-    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
-        """Predictions under `num_samples` draws, each draw shared by all inputs."""
-        return self.likelihood.predict(
-            sampled_outputs(self.network, self.sample_weights, inputs, num_samples, generator)
-        )

@@ -16,21 +16,19 @@ Valid for: classes, and inputs in [0, 1] that make sense as pixels; every differ
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
-from torch import Tensor, nn
-from torch.distributions import Independent
-from torch.nn.functional import softplus
+from torch import Tensor
 
 from bench import optimizers
-from bench.contract import Batch, Method, Noise, Prediction, Prior, Problem
-from bench.divergence import log_prob, weight_divergence
+from bench.contract import Batch, Noise, Prior, Problem
+from bench.divergence import weight_divergence
 from bench.families.generator import Replay
-from bench.priors import normal_tensor
+from bench.families.variational import MeanField
 from bench.settings import Count, Positive, settings
-from bench.weights import reparametrise, sampled_outputs
+from bench.weights import reparametrise
 
 NAMES: dict[str, dict[str, object]] = {"vgr": {}}
 PRESETS = {"smoke": {"generator_steps": 20, "generator_hidden": 32}}
@@ -63,7 +61,7 @@ class Settings:
     """Latent variables of the generator, at least 1."""
 
 
-class VGR(Method):
+class VGR(MeanField):
     """Independent normals over all weights, and a generator of the data that they were fitted to."""
 
     settings_class = Settings
@@ -75,20 +73,11 @@ class VGR(Method):
     def __init__(self, problem: Problem, settings: Settings, start: VGR | None = None) -> None:
         num_past = 0 if start is None else int(start.replay.num_learned)
         super().__init__(replace(problem, num_train=problem.num_train + num_past), settings, start)
-        self.network = problem.network()  # its parameters are the means
-        self.rho = nn.ParameterList(
-            torch.full_like(p, settings.initial_rho) for p in self.network.parameters()
-        )
         self.replay = Replay(problem, settings.generator_hidden, settings.generator_latent, "vgr")
         if start is not None:
             self.load_state_dict(start.state_dict())
             draws = start.sample_weights(settings.label_samples, self.generator)
             self.replay.follow(start.replay, draws)
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """One optimiser over means and rhos; the generator has its own."""
-        trained = (p for p in self.parameters() if p.requires_grad)
-        return optimizers.make(trained, self.settings.optimizer, self.settings.learning_rate)
 
     def finish_fit(self, loader: Iterable[Batch]) -> None:
         """Teaches the generator this fit's examples."""
@@ -96,49 +85,15 @@ class VGR(Method):
 
     # ---- the distribution
 
-    def posterior(self) -> dict[str, Independent]:
-        """The independent normals, with gradients to means and rhos."""
-        means = self.network.named_parameters()
-        return {name: normal_tensor(m, softplus(r)) for (name, m), r in zip(means, self.rho, strict=True)}
-
     def draw_noise(self, num_samples: int, generator: torch.Generator) -> Noise:
         """Standard normal noise `[S, *shape]` per tensor; after the first fit a seed of the replay, `[S]`."""
-        return self._noise(num_samples, generator) | self.replay.seeds(num_samples, generator)
-
-    def _noise(self, num_samples: int, generator: torch.Generator) -> Noise:
-        return {
-            name: torch.randn(num_samples, *m.shape, generator=generator, device=m.device, dtype=m.dtype)
-            for name, m in self.network.named_parameters()
-        }
-
-    def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
-        """Draws from the posterior, stacked `[S, *shape]`."""
-        with torch.no_grad():
-            noise = self._noise(num_samples, generator)
-            return {name: q.mean + q.base_dist.scale * noise[name] for name, q in self.posterior().items()}
-
-    def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
-        """Log density of stacked weights, `[S]`, in nats."""
-        return log_prob(self.posterior(), weights)
-
-    def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Mean and variance of every weight."""
-        posterior = self.posterior()
-        return (
-            {name: q.mean.detach() for name, q in posterior.items()},
-            {name: q.variance.detach() for name, q in posterior.items()},
-        )
+        return super().draw_noise(num_samples, generator) | self.replay.seeds(num_samples, generator)
 
     def as_prior(self) -> Prior:
         """The prior that this fit was given: earlier data come back as replay, not as prior."""
         return self.problem.prior
 
-    @classmethod
-    def parameters_per_weight(cls, settings: Settings) -> float:
-        """A mean and a rho; the generator's size does not depend on the network's."""
-        return 2.0
-
-    # ---- loss and prediction
+    # ---- loss
 
     def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
         """Expected negative log likelihood of all data, earlier ones replayed; KL(q || prior); in nats."""
@@ -149,9 +104,3 @@ class VGR(Method):
         model = (self.network, self.likelihood)
         nll = self.replay.likelihood_term(*model, weights, batch, noise.get("replay"))
         return nll, weight_divergence(posterior, self.prior, weights)
-
-    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
-        """Predictions under `num_samples` draws, each draw shared by all inputs."""
-        return self.likelihood.predict(
-            sampled_outputs(self.network, self.sample_weights, inputs, num_samples, generator)
-        )

@@ -239,12 +239,12 @@ def _small(network: nn.Module) -> nn.Module:
     return network
 
 
-def _tanh(hidden: int, dropout: float = 0.0, width: float = 1.0) -> nn.Module:
+def _tanh(hidden: int, dropout: float = 0.0) -> nn.Module:
     return _small(TanhNetwork(hidden))
 
 
-def _linear(widths: tuple[int, ...], dropout: float = 0.0, width: float = 1.0) -> nn.Module:
-    """Linear layers without biases; the size of the model is the task's, so neither keyword changes it."""
+def _linear(widths: tuple[int, ...], dropout: float = 0.0) -> nn.Module:
+    """Linear layers without biases; the size of the model is the task's, so dropout does not change it."""
     layers = (nn.Linear(before, after, bias=False) for before, after in pairwise(widths))
     return _small(nn.Sequential(*layers))
 
@@ -377,7 +377,7 @@ class SingularEvidence(Task):
 
         def compute() -> Arrays:
             budget = Budget(s.epochs, -(-s.num_train // _BATCHES))
-            methods = engine.fit_many(self._problems(data), budget, keep_diverged=True)
+            methods = engine.fit_many(self._problems(data), budget)
             parts = [self._weigh(engine, r, m, *data[r]) for r, m in enumerate(methods)]
             return {name: np.stack([p[name] for p in parts]) for name in parts[0]}
 

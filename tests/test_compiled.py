@@ -15,6 +15,7 @@ from torch.testing import assert_close
 import bench
 from bench import cli, compiled
 from bench.contract import Budget
+from bench.diagnostics import gradient_norms
 from bench.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.methods.map import MAP
@@ -140,7 +141,7 @@ def test_only_long_fits_of_methods_that_gain_are_compiled(asked, monkeypatch):
 def test_probed_fit_is_eager(asked):
     """Gradients are measured on other batches than it is trained on."""
     made = engine(compiled=True)
-    method = made.fit(problems.regression(), BUDGET, probe=True)
+    method = made.fit(problems.regression(), BUDGET, probe=gradient_norms)
     assert not asked
     assert "likelihood_gradient" in method.history[0]
 
@@ -149,7 +150,7 @@ def test_fit_that_diverges_leaves_the_method_as_it_was(asked, monkeypatch):
     nan = lambda self, batch, noise: 2 * (math.nan * self.network(batch.inputs).sum(),)  # noqa: E731
     monkeypatch.setattr(MAP, "loss_terms", nan)
     made = engine(compiled=True)
-    (method,) = made.fit_many([problems.regression()], BUDGET, keep_diverged=True)
+    (method,) = made.fit_many([problems.regression()], BUDGET)
     assert method.diverged
     assert "loss_terms" not in vars(method)
     assert made.fits[0]["compiled"] is True

@@ -45,15 +45,6 @@ def test_lenet_outputs():
     assert lenet(outputs=3)(torch.randn(2, 1, 28, 28)).shape == (2, 3)
 
 
-def test_width_scales_hidden_layers_only():
-    wide = mlp(6, 3, (10, 7), width=2.0)
-    assert [m.out_features for m in wide if isinstance(m, nn.Linear)] == [20, 14, 3]
-    assert [m.out_features for m in mlp(6, 3, (10, 7), width=0.01) if isinstance(m, nn.Linear)] == [1, 1, 3]
-    double = lenet(width=2.0)
-    assert count(double) == 32 * 26 + 64 * (32 * 25 + 1) + 256 * (64 * 16 + 1) + 10 * 257
-    assert double(torch.randn(2, 1, 28, 28)).shape == (2, 10)
-
-
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activation_by_name(name):
     assert sum(isinstance(m, ACTIVATIONS[name]) for m in mlp(4, 2, (3, 3), activation=name)) == 2

@@ -441,7 +441,7 @@ def given_weights(own, slopes):
         generator=engine().generator,
         stage=lambda name: None,
         once=lambda compute: compute(),
-        fit_many=lambda problems, budget, keep_diverged: len(problems) * [method],
+        fit_many=lambda problems, budget: len(problems) * [method],
     )
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 from bench import registry
 from bench.contract import Budget
 from bench.engine import Engine, TrainerOptions
+from bench.errors import Diverged
 from bench.settings import build
 from bench.stacked import Stacked
 
@@ -139,16 +140,6 @@ def test_members_of_an_ensemble_are_stacked_too():
             assert_close(b.state_dict()[key], value, rtol=1e-5, atol=1e-5)
 
 
-def test_a_copy_that_diverges_ends_the_fits():
-    from bench.errors import Diverged
-
-    given = three()
-    inputs, targets = given[1].train.tensors
-    given[1] = replace(given[1], train=TensorDataset(inputs * float("inf"), targets))
-    with pytest.raises(Diverged, match="the loss is nan"):
-        fits("map", {}, True, problems_=given)
-
-
 # ---- fits of which some diverge
 
 
@@ -161,12 +152,12 @@ def with_infinite(given, which):
 
 
 def kept(name, stacked, given, folder=None, members=1, cls=None):
-    """Fits with `keep_diverged`, of which every epoch is saved."""
+    """Fits of which every epoch is saved."""
     entry = registry.method(name)
     options = TrainerOptions(accelerator="cpu", stacked=stacked)
     settings = entry.cls.settings_class()
     engine = Engine(cls or entry.cls, settings, 0, folder, options, members, checkpoint_seconds=0)
-    return engine.fit_many(given, BUDGET, keep_diverged=True), engine
+    return engine.fit_many(given, BUDGET), engine
 
 
 def assert_same_fit(a, b):
@@ -184,7 +175,7 @@ def test_others_end_where_they_end_without_the_one_that_diverges(name, stacked):
     """One by one to the last bit, side by side to 1e-5."""
     sound, _ = kept(name, False, three())
     fitted, engine = kept(name, stacked, with_infinite(three(), [1]))
-    assert [m.diverged for m in fitted] == [False, True, False]
+    assert [m.diverged is not None for m in fitted] == [False, True, False]
     assert [fit["diagnostics"].get("diverged") for fit in engine.fits] == [None, 1.0, None]
     assert [len(m.history) for m in fitted] == [5, 0, 5]
     for i in (0, 2):
@@ -194,11 +185,21 @@ def test_others_end_where_they_end_without_the_one_that_diverges(name, stacked):
 
 
 @pytest.mark.parametrize("stacked", [False, True])
+def test_predicting_with_one_that_diverged_ends_the_run(stacked):
+    """Its reason says where; the others predict."""
+    fitted, engine = kept("map", stacked, with_infinite(three(), [1]))
+    inputs = three()[0].val.tensors[0]
+    engine.predict(fitted[0], inputs, 1)
+    with pytest.raises(Diverged, match=r"^diverged at stage 'fit', epoch 1.*: the loss is nan$"):
+        engine.predict(fitted[1], inputs, 1)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
 def test_all_may_diverge(stacked, tmp_path):
     """And are found again."""
     for _ in range(2):
         fitted, engine = kept("mfvi", stacked, with_infinite(three(), range(3)), tmp_path)
-        assert [m.diverged for m in fitted] == 3 * [True]
+        assert all(m.diverged is not None for m in fitted)
         assert [fit["diagnostics"] for fit in engine.fits] == 3 * [{"diverged": 1.0}]
     assert [path.suffix for path in tmp_path.iterdir()] == 3 * [".ckpt"]
 
@@ -208,7 +209,8 @@ def test_flag_is_found_again(stacked, tmp_path):
     """Of a finished fit."""
     first, _ = kept("mfvi", stacked, with_infinite(three(), [1]), tmp_path)
     again, _ = kept("mfvi", stacked, with_infinite(three(), [1]), tmp_path)
-    assert [m.diverged for m in again] == [m.diverged for m in first] == [False, True, False]
+    assert [m.diverged for m in again] == [m.diverged for m in first]
+    assert [m.diverged is not None for m in again] == [False, True, False]
     for i in (0, 2):
         assert_same_fit(again[i], first[i])
 
@@ -216,8 +218,8 @@ def test_flag_is_found_again(stacked, tmp_path):
 @pytest.mark.parametrize("stacked", [False, True])
 def test_ensemble_of_which_a_member_diverged_has(stacked):
     fitted, _ = kept("map", stacked, with_infinite(three(), [1])[:2], members=2)
-    assert [m.diverged for m in fitted] == [False, True]
-    assert [m.diverged for m in fitted[1].members] == [True, True]
+    assert [m.diverged is not None for m in fitted] == [False, True]
+    assert [m.diverged is not None for m in fitted[1].members] == [True, True]
 
 
 def stopped(monkeypatch, at):
@@ -274,7 +276,8 @@ def test_flag_survives_a_stop(monkeypatch, tmp_path):
         with pytest.raises(MemoryError):
             kept("mfvi", True, given, tmp_path, cls=Once)
     again, engine = kept("mfvi", True, given, tmp_path, cls=Once)
-    assert [m.diverged for m in again] == [m.diverged for m in undisturbed] == [False, True, False]
+    assert [m.diverged for m in again] == [m.diverged for m in undisturbed]
+    assert [m.diverged is not None for m in again] == [False, True, False]
     assert [fit["diagnostics"].get("diverged") for fit in engine.fits] == [None, 1.0, None]
     assert [len(m.history) for m in again] == [5, 1, 5]
     for a, b in zip(again, undisturbed, strict=True):

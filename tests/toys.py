@@ -117,7 +117,7 @@ class Recorder:
         self.stages: list[tuple[Any, ...]] = []
         self.logged: list[tuple[Any, ...]] = []
 
-    def fit(self, problem: Any, budget: Any, start: Any = None, probe: bool = False) -> Any:
+    def fit(self, problem: Any, budget: Any, start: Any = None, probe: Any = None) -> Any:
         """Fits nothing."""
         self.problems.append(problem)
         self.budgets.append(budget)

@@ -22,11 +22,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bench import divergence
-from bench.contract import JOINT, Batch, Budget, Method, Noise, Prediction, Problem, WeightDistribution
+from bench.contract import JOINT, Batch, Budget, Method, Noise, Problem, WeightDistribution
 from bench.energy import likelihood_term
 from bench.errors import UsageError
 from bench.priors import joined_normals, normal_tensor
-from bench.weights import forward, ravel, sampled_outputs, unravel
+from bench.weights import forward, ravel, unravel
 
 Masks = Literal["halves", "published"]
 Start = Literal["identity", "random"]
@@ -138,8 +138,7 @@ class FlowVI(Method):
 
     provides = frozenset({"weight_samples", "density", "weighted", "loss_terms"})
     stacks = True
-    stacks_faster = True
-    compiles_faster = True
+    fastest = ("compiled", "stacked")
     LARGEST = 100_000
     """Weights above which a problem is refused: the flow has 264 numbers for each."""
 
@@ -232,14 +231,3 @@ class FlowVI(Method):
             xi, negative_entropy = self.exact_source(num_samples, generator)
             vectors, log_det = self.flow(xi)
             return self._as_weights(vectors), negative_entropy.double() - log_det.double()
-
-    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
-        """Predictions under `num_samples` draws, each draw shared by all inputs."""
-        return self.likelihood.predict(
-            sampled_outputs(self.network, self.sample_weights, inputs, num_samples, generator)
-        )
-
-    @classmethod
-    def parameters_per_weight(cls, settings: Any) -> float:
-        """Two networks in each of four layers: 16 weights in, 16 and a bias out."""
-        return 2.0 * 2 * _PAIRS * (2 * _UNITS + 1)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import figures, metrics, priors, randomness
+from bench import diagnostics, figures, metrics, priors, randomness
 from bench.contract import (
     Arrays,
     Budget,
@@ -144,7 +144,8 @@ def sequence(
     for step in range(steps):
         engine.stage(f"step {step + 1}", step + 1, steps)
         problem = pose(step, prior)
-        method = engine.fit(problem, budget, start=method, probe=step == 1)
+        probe = diagnostics.gradient_norms if step == 1 else None
+        method = engine.fit(problem, budget, start=method, probe=probe)
         prior = method.as_prior() if step + 1 < steps and not settings.coreset_only else None
         yield step, problem, method
 

@@ -15,17 +15,16 @@ from bench.contract import Problem
 TRAIN, VAL = 20, 12
 
 
-def small_cnn(dropout: float = 0.0, width: float = 1.0) -> nn.Sequential:
+def small_cnn(dropout: float = 0.0) -> nn.Sequential:
     """Images `[B, 1, 6, 6]` to 3 classes."""
-    channels = max(1, round(3 * width))
     return networks.he_initialise(
         nn.Sequential(
-            nn.Conv2d(1, channels, 3),
+            nn.Conv2d(1, 3, 3),
             networks.Dropout(dropout, channels=True),
             nn.Tanh(),
             nn.MaxPool2d(2),
             nn.Flatten(),
-            nn.Linear(channels * 4, 6),
+            nn.Linear(12, 6),
             nn.ReLU(),
             networks.Dropout(dropout),
             nn.Linear(6, 3),
@@ -33,12 +32,12 @@ def small_cnn(dropout: float = 0.0, width: float = 1.0) -> nn.Sequential:
     )
 
 
-def line(dropout: float = 0.0, width: float = 1.0) -> nn.Sequential:
+def line(dropout: float = 0.0) -> nn.Sequential:
     """One slope and one intercept: the smallest network, two tensors of one weight each."""
     return nn.Sequential(networks.Dropout(dropout), nn.Linear(1, 1))
 
 
-def linear_network(dropout: float = 0.0, width: float = 1.0) -> nn.Linear:
+def linear_network(dropout: float = 0.0) -> nn.Linear:
     """Three inputs, two outputs, no hidden layer."""
     return nn.Linear(3, 2)
 
@@ -102,7 +101,7 @@ def straight_line() -> Problem:
 
 def residual() -> Problem:
     """Three classes by a network that is no plain stack."""
-    return replace(mlp(), network=lambda dropout=0.0, width=1.0: Residual(dropout))
+    return replace(mlp(), network=lambda dropout=0.0: Residual(dropout))
 
 
 def large() -> Problem:

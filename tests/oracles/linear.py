@@ -16,7 +16,7 @@ from bench.contract import Batch, Method, Prior, Problem
 SIGMA, MEAN, STD, ROWS = 0.6, 0.3, 0.9, 15
 
 
-def network(dropout: float = 0.0, width: float = 1.0) -> nn.Linear:
+def network(dropout: float = 0.0) -> nn.Linear:
     """Three inputs, one output: a weight tensor of 3 and a bias of 1."""
     return nn.Linear(3, 1)
 

@@ -73,7 +73,7 @@ def bars(classes, rows=200):
     targets = torch.tensor(classes)[torch.randint(len(classes), (rows,), generator=g)]
     inputs = 0.3 * torch.rand(rows, 1, 4, 4, generator=g)
     inputs[torch.arange(rows), 0, targets] += 0.7
-    network = lambda dropout=0.0, width=1.0: networks.mlp(16, 4, (20,))  # noqa: E731
+    network = lambda dropout=0.0: networks.mlp(16, 4, (20,))  # noqa: E731
     data = TensorDataset(inputs, targets)
     return Problem(network, likelihoods.Categorical(), priors.normal(0, 1), data, None, rows)
 

@@ -177,9 +177,7 @@ def test_empirical_fisher_by_hand():
     targets = torch.tensor([1, 0, 1])
     data = TensorDataset(torch.tensor([[2.0], [3.0], [-1.0]]), targets)
     network = partial(nn.Linear, 1, 1, bias=False)
-    problem = Problem(
-        lambda dropout=0.0, width=1.0: network(), likelihoods.Bernoulli(), priors.normal(), data, None, 3
-    )
+    problem = Problem(lambda dropout=0.0: network(), likelihoods.Bernoulli(), priors.normal(), data, None, 3)
     method = EWC(problem, Settings())
     nn.init.zeros_(method.network.weight)
     fisher = method.fisher_information([Batch(*data.tensors)])["weight"]
@@ -390,8 +388,3 @@ def test_learned_noise_enters_the_fisher():
         method.likelihood.log_sigma.fill_(math.log(0.5))
     once, unit = (flat(m.fisher_information([batch_of(m)])) for m in (method, fixed))
     assert_close(once, 4 * unit)
-
-
-def test_stored_numbers():
-    assert EWC.parameters_per_weight(Settings()) == 2
-    assert EWC.parameters_per_weight(Settings(anchors="every")) == 3

@@ -5,7 +5,6 @@ import math
 import sys
 import warnings
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,9 +28,7 @@ from bench.weights import forward, ravel, unravel
 
 def linear_problem(prior=None):
     """Linear regression with a network that all chains run through at once."""
-    return replace(
-        linear.Truth(prior).problem, network=lambda dropout=0.0, width=1.0: nn.Sequential(nn.Linear(3, 1))
-    )
+    return replace(linear.Truth(prior).problem, network=lambda dropout=0.0: nn.Sequential(nn.Linear(3, 1)))
 
 
 def generator(seed=0):
@@ -228,7 +225,7 @@ def one_weight(network=lambda: nn.Sequential(nn.Linear(1, 1, bias=False)), scale
     target = 1.5 * noise**2 / scale**2
     data = TensorDataset(torch.ones(1, 1), torch.tensor([[target]]))
     likelihood = likelihoods.Gaussian(noise)
-    return Problem(lambda dropout=0.0, width=1.0: network(), likelihood, priors.normal(0, 2), data, None, 1)
+    return Problem(lambda dropout=0.0: network(), likelihood, priors.normal(0, 2), data, None, 1)
 
 
 class Always(HMC):
@@ -469,10 +466,11 @@ def test_nuts_without_pyro_is_refused(monkeypatch):
 
 
 def test_a_share_of_the_data_is_refused():
+    """What a process gets where several share the fit."""
     method, _ = method_of()
-    method._trainer = SimpleNamespace(world_size=2)
+    inputs, targets = method.problem.train.tensors
     with pytest.raises(UsageError, match=r"^hmc.*devices 1"):
-        method.on_fit_start()
+        method.training_step(Batch(inputs[::2], targets[::2]), 0)
 
 
 # ---- the kernel nuts

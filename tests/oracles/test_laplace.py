@@ -111,7 +111,7 @@ def binary():
     """Two classes from vectors of 3, one logit."""
     x = torch.randn(14, 3, generator=generator(5))
     data = TensorDataset(x, (x[:, 0] > x[:, 1]).long())
-    network = lambda dropout=0.0, width=1.0: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))  # noqa: E731
+    network = lambda dropout=0.0: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))  # noqa: E731
     return Problem(network, likelihoods.Bernoulli(), priors.normal(0, 0.8), data, None, 14)
 
 
@@ -130,7 +130,7 @@ class Recurrent(nn.Module):
 
 
 def recurrent():
-    return replace(problems.mlp(), network=lambda dropout=0.0, width=1.0: Recurrent())
+    return replace(problems.mlp(), network=lambda dropout=0.0: Recurrent())
 
 
 def per_example_noise():
@@ -385,7 +385,7 @@ def test_tuning_of_equal_curvatures_in_closed_form(curvature, size):
     """Orthogonal inputs, X^T X = 6 I, sigma 0.5: t^2 + h t = d h / |w|^2 with h = 24, d = 3; P = h + t."""
     q = torch.linalg.qr(torch.randn(8, 3, generator=generator(3)).double())[0].float() * 6**0.5
     data = TensorDataset(q, torch.zeros(8, 1))
-    network = lambda dropout=0.0, width=1.0: nn.Linear(3, 1, bias=False)  # noqa: E731
+    network = lambda dropout=0.0: nn.Linear(3, 1, bias=False)  # noqa: E731
     problem = Problem(network, likelihoods.Gaussian(0.5), priors.normal(0, 0.4), data, None, 8)
     method = method_of(problem, curvature=curvature, prior_precision="tuned")
     put(method, size * torch.tensor([1.0, -1, 2]))
@@ -552,7 +552,7 @@ def test_before_the_fit_ends_it_is_a_point_mass(curvature):
 # ---- refusals, and the laws under other settings
 
 
-def grouped(dropout=0.0, width=1.0):
+def grouped(dropout=0.0):
     return nn.Sequential(nn.Conv2d(2, 2, 3, groups=2), nn.Flatten(), nn.Linear(32, 3))
 
 
@@ -564,7 +564,7 @@ def grouped(dropout=0.0, width=1.0):
         ({"curvature": "kronecker"}, {"network": grouped}, "plain Linear or Conv2d"),
         (
             {"weights": "last_layer"},
-            {"network": lambda dropout=0.0, width=1.0: nn.Conv2d(1, 1, 1)},
+            {"network": lambda dropout=0.0: nn.Conv2d(1, 1, 1)},
             "linear layer at the end",
         ),
         ({}, {"prior": priors.scale_mixture()}, "independent normals"),

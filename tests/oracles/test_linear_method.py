@@ -36,7 +36,7 @@ def generator(seed=0):
 
 def in_double(make):
     """The network that `make` makes, in float64: no rounding of prior or features."""
-    return lambda dropout=0.0, width=1.0: make(dropout=dropout, width=width).double()
+    return lambda dropout=0.0: make(dropout=dropout).double()
 
 
 def gaussian(sigma, outputs=1):
@@ -93,7 +93,7 @@ class Enumerated:
         if per_example:
             sigma = 0.3 + torch.rand(rows, outputs, generator=g).double()
         network = in_double(
-            lambda dropout, width: nn.Sequential(
+            lambda dropout: nn.Sequential(
                 networks.Dropout(dropout), nn.Flatten(), nn.Linear(inputs, outputs, bias), nn.Identity()
             )
         )
@@ -238,7 +238,7 @@ def test_posterior_mean_is_near_weighted_least_squares():
     weights = torch.exp(2 * torch.randn(30, 40, generator=g)).double()
     weights[:, 12:] = 0
     data = TensorDataset(x, y, weights.T)
-    network = in_double(lambda dropout, width: nn.Linear(1, 1))
+    network = in_double(lambda dropout: nn.Linear(1, 1))
     method = fit(Problem(network, gaussian(0.001), priors.normal(0, 10), data, None, 40))
     design = torch.cat([x, torch.ones_like(x)], 1)
     for mean, row in zip(method.mean, weights, strict=True):
@@ -278,7 +278,7 @@ def test_nearly_singular_data_and_sharp_noise_keep_their_digits():
     another order (another processor) move it by that many units of rounding.
     """
     x = torch.randn(40, 1, generator=generator(8)).double()
-    network = in_double(lambda dropout, width: nn.Linear(2, 1, bias=False))
+    network = in_double(lambda dropout: nn.Linear(2, 1, bias=False))
     data = TensorDataset(torch.cat([x, x], 1), 3 * x)
     method = fit(Problem(network, gaussian(1e-4), priors.normal(0, 1), data, None, 40))
     covariance = method.scale_tril @ method.scale_tril.T
@@ -386,7 +386,7 @@ def test_fixed_features_may_come_first():
     base = truth.problem.network
     featured = replace(
         truth.problem,
-        network=lambda dropout=0.0, width=1.0: nn.Sequential(nn.Sequential(Cosine()), base()),
+        network=lambda dropout=0.0: nn.Sequential(nn.Sequential(Cosine()), base()),
     )
     made = replace(truth.problem, train=TensorDataset(x.cos(), y))
     assert_close(fit(featured).mean, fit(made).mean)

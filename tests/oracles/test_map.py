@@ -15,7 +15,7 @@ from bench.methods.map import MAP, Settings
 SIGMA, STD, MEAN = 0.5, 0.7, 0.2
 
 
-def linear(dropout=0.0, width=1.0):
+def linear(dropout=0.0):
     return nn.Linear(3, 1)
 
 

@@ -152,7 +152,7 @@ def one_sided(outputs):
     x = torch.randn(12, inputs, generator=g) @ (torch.eye(inputs) + 0.5) + 0.3
     y = x @ torch.randn(inputs, outputs, generator=g) + 0.4 * torch.randn(12, outputs, generator=g)
     return Problem(
-        lambda dropout=0.0, width=1.0: nn.Linear(inputs, outputs, bias=False),
+        lambda dropout=0.0: nn.Linear(inputs, outputs, bias=False),
         likelihoods.Gaussian(0.4, outputs),
         priors.normal(0.2, 0.9),
         TensorDataset(x, y),
@@ -180,7 +180,7 @@ def test_outputs_share_the_covariance_of_their_inputs():
     """With one noise and one prior scale the posterior of K outputs is a matrix normal, and is reached."""
     problem = replace(
         problems.linear(),
-        network=lambda dropout=0.0, width=1.0: nn.Linear(3, 2, bias=False),
+        network=lambda dropout=0.0: nn.Linear(3, 2, bias=False),
         prior=priors.normal(0.2, 0.9),
     )
     method = linear.optimise(MatrixNormalVI(problem, Settings()))

@@ -136,9 +136,7 @@ def test_density_is_that_of_independent_normals():
 def test_soap_bubble():
     """|w - mu| = sigma sqrt(D) and |w - w'| = sigma sqrt(2 D) (Figs 4.1 to 4.3). False alarm: 1e-5."""
     size = 20000
-    wide = replace(
-        linear.Truth().problem, network=lambda dropout=0.0, width=1.0: nn.Linear(size, 1, bias=False)
-    )
+    wide = replace(linear.Truth().problem, network=lambda dropout=0.0: nn.Linear(size, 1, bias=False))
     method = MFVI(wide, Settings(initial_rho=-2.0))
     sigma = math.log1p(math.exp(-2))
     w = method.sample_weights(400, generator(4))["weight"].flatten(1).double()

@@ -349,7 +349,7 @@ class Positions(nn.Module):
 
 
 def with_network(network):
-    return replace(problems.mlp(), network=lambda dropout=0.0, width=1.0: network())
+    return replace(problems.mlp(), network=lambda dropout=0.0: network())
 
 
 NEEDS = "mfvi: estimator {} needs "

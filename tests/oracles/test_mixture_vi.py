@@ -146,7 +146,7 @@ def test_bound_is_the_log_evidence_less_the_divergence():
 def one_weight(prior, rows=1):
     """A problem whose data say nothing of its one weight: the posterior is the prior."""
 
-    def network(dropout=0.0, width=1.0):
+    def network(dropout=0.0):
         layer = nn.Linear(1, 1, bias=False)
         nn.init.normal_(layer.weight, 0, 2)
         return layer
@@ -489,7 +489,7 @@ def test_figure_1():
     x = torch.linspace(-7, 7, 100)[:, None]
     y = 0.5 * x.sin() + 0.1 * torch.randn(100, 1, generator=generator(0))
 
-    def network(dropout=0.0, width=1.0):
+    def network(dropout=0.0):
         layers = nn.Sequential(*networks.mlp(1, 1, (100,), "tanh"), nn.Tanh())
         for p in layers.parameters():
             nn.init.normal_(p)

@@ -1,0 +1,68 @@
+"""What a task measures, as data that a leaderboard can read: metrics, their units and directions.
+
+`bench.contract` hands these names on; this file stands apart because it needs no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that a task reports.
+
+    `unit` is "fraction" or "nats" or whatever it is measured in; `best` is the value it cannot pass and
+    `worst` the other end, either may be infinite: the direction follows from them.
+    """
+
+    description: str
+    unit: str
+    best: float
+    worst: float
+    may_be_undefined: bool = False
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether larger values are better."""
+        return self.best > self.worst
+
+
+@dataclass(frozen=True)
+class Undefined:
+    """A metric that has no value here, and why."""
+
+    reason: str
+
+
+Metrics = dict[str, float | Undefined]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a task measures. `version` grows whenever the same predictions would score differently.
+
+    `validation_metric` names a metric that the run also logs on validation data: all that tuning may look
+    at; None: cannot be tuned.
+    """
+
+    question: str
+    source: str
+    version: int
+    metrics: Mapping[str, Metric]
+    main_metric: str
+    requires: frozenset[str] = frozenset()
+    ranked: bool = True
+    min_seeds: int = 3
+    validation_metric: str | None = None
+
+
+class Row(NamedTuple):
+    """One point of a curve: `curve` (what is measured), `series` (of which line), abscissa `x`, `value`."""
+
+    curve: str
+    series: str
+    x: float
+    value: float

@@ -1,0 +1,144 @@
+"""Lightning's Trainer as the engine uses it: its options, one per fit, and what a fit needs around it.
+
+A second `fit` on one Trainer silently does nothing, so every fit gets a Trainer of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+import torch.distributed
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
+
+from bench.contract import Budget
+from bench.errors import UsageError
+from bench.settings import Count, settings
+from bench.watch import Watch
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""From glibc's malloc.h."""
+
+if not torch.cuda.is_available():
+    # Set by Lightning: torch then looks for NVIDIA's library whenever asked for a GPU, by Adam at every step.
+    os.environ.pop("PYTORCH_NVML_BASED_CUDA_CHECK", None)
+for _name in ("pytorch_lightning", "lightning.pytorch", "lightning.fabric"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
+
+
+@settings
+class TrainerOptions:
+    """Options of Lightning's Trainer, passed through."""
+
+    accelerator: str = "auto"
+    """Kind of device: auto, cpu, gpu, ..."""
+    devices: int | Literal["auto"] = "auto"
+    """How many devices; on a CPU auto is one process."""
+    strategy: str = "auto"
+    """How several devices share a fit: auto, ddp, ..."""
+    num_nodes: Count = 1
+    """Number of machines."""
+    precision: str = "32-true"
+    """Floating-point precision: 32-true, bf16-mixed, ..."""
+    stacked: bool | None = None
+    """Train independent fits side by side, where method and budget allow (bench.stacked); not given: where
+    that is faster."""
+    compiled: bool | None = None
+    """Compile the training step (bench.compiled), where a C++ compiler is found; not given: of long fits on
+    a CPU, where method and length make that faster."""
+
+
+def make(options: TrainerOptions, budget: Budget) -> pl.Trainer:
+    """A Trainer for one fit.
+
+    Raises:
+        UsageError: If Lightning does not accept the options; in one line.
+    """
+    on_cpu = options.accelerator in ("auto", "cpu") and not torch.cuda.is_available()
+    devices = 1 if options.devices == "auto" and on_cpu else options.devices
+    with warnings.catch_warnings(), _as_usage_error():
+        warnings.filterwarnings("ignore", module="pytorch_lightning")
+        return pl.Trainer(
+            accelerator=options.accelerator,
+            devices=devices,
+            strategy=options.strategy,
+            num_nodes=options.num_nodes,
+            precision=options.precision,  # type: ignore[arg-type]
+            max_epochs=budget.epochs,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            use_distributed_sampler=False,
+        )
+
+
+def fit(trainer: pl.Trainer, module: pl.LightningModule, watch: Watch, loader: Any, val: Any = None) -> None:
+    """Trains a module, from where an earlier start of the run has left the watched fit.
+
+    Args:
+        trainer: A new one.
+        module: A method, or several side by side.
+        watch: Follows the fit.
+        loader: Gives the training batches.
+        val: Gives the validation batches, if there are any.
+
+    Raises:
+        KeyboardInterrupt: Lightning answers Ctrl-C by ending the process; ending it is the caller's.
+    """
+    _keep_memory()
+    trainer.callbacks.append(watch)  # type: ignore[attr-defined]
+    resume = watch.resume
+    with warnings.catch_warnings(), _interruptible():
+        warnings.filterwarnings("ignore", module="pytorch_lightning")
+        trainer.fit(module, loader, val, ckpt_path=resume, weights_only=True if resume else None)
+    module.trainer = None
+
+
+def ranks() -> tuple[int, int]:
+    """(rank, number of processes) of this process."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+@contextmanager
+def _as_usage_error() -> Iterator[None]:
+    try:
+        yield
+    except (MisconfigurationException, TypeError, ValueError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise UsageError(f"--trainer: Lightning does not accept these options: {first}") from None
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Lightning answers Ctrl-C by ending the process; ours is for the caller to end."""
+    try:
+        yield
+    except SystemExit as error:
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        raise KeyboardInterrupt from None
+
+
+@cache
+def _keep_memory() -> None:
+    """Has glibc keep the memory of freed tensors for the next step, up to 256 MiB; elsewhere nothing.
+
+    Else it hands the memory of larger tensors back, and the kernel clears it anew at every step.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 32 * 2**20)  # the most that it takes
+        mallopt(_M_TRIM_THRESHOLD, 256 * 2**20)

@@ -1,0 +1,153 @@
+"""What is followed of one fit while Lightning trains it: history, divergence, best epoch, checkpoints."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from bench.contract import Batch
+from bench.errors import Diverged
+from bench.records import write, writing
+
+
+class Watch(pl.callbacks.Checkpoint):
+    """Follows one fit; its own state travels in Lightning's checkpoints of the unfinished fit.
+
+    A Checkpoint, because Lightning calls those at an epoch's end after the method's own hook.
+
+    Args:
+        stage: Name of the run's stage, for messages.
+        observe: `observe("epoch", row)` is called at every epoch's end.
+        path: Where the finished fit's checkpoint will lie; None keeps nothing.
+        seconds: An unfinished fit is saved at the first epoch's end after this many seconds.
+        patience: Epochs without a better score after which to stop (`bench.contract.Budget`); None never.
+        probe: Called at every epoch's start; its numbers join the epoch's row.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        observe: Callable[[str, dict[str, Any]], Any],
+        path: Path | None,
+        seconds: float,
+        patience: int | None = None,
+        probe: Callable[[], dict[str, float]] | None = None,
+    ) -> None:
+        self.stage, self.observe, self.seconds = stage, observe, seconds
+        self.patience, self.probe = patience, probe
+        self.partial = None if path is None else partial(path)
+        self.steps = 0
+        self.earlier_seconds = 0.0
+        self.best: dict[str, Tensor] | None = None
+        """State dictionary of the best epoch so far, where there is patience."""
+        self.best_score, self.best_epoch = float("inf"), 0
+        self._began = self._saved = time.perf_counter()
+        self._sums: Tensor | None = None  # over an epoch's examples, in the order of `_terms`
+        self._terms: list[str] = []
+        self._rows = 0
+        self._probed: dict[str, float] = {}
+
+    @property
+    def resume(self) -> str | None:
+        """The checkpoint of the unfinished fit, where an earlier start of the run has left one."""
+        return str(self.partial) if self.partial is not None and self.partial.exists() else None
+
+    @property
+    def seconds_spent(self) -> float:
+        """Wall-clock seconds of this fit, those of earlier starts included."""
+        return self.earlier_seconds + time.perf_counter() - self._began
+
+    def forget(self) -> None:
+        """Removes the checkpoint of the unfinished fit."""
+        if self.partial is not None:
+            self.partial.unlink(missing_ok=True)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Starts the sums of the epoch."""
+        self._sums, self._rows = None, 0
+        self._probed = self.probe() if self.probe else {}
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Batch, batch_idx: int
+    ) -> None:
+        """Adds the losses of a step.
+
+        Raises:
+            Diverged: If the loss is not finite.
+        """
+        self.steps += 1
+        if not math.isfinite(loss := outputs["loss"].item()):
+            where = f"stage '{self.stage}', epoch {trainer.current_epoch + 1}, step {self.steps}"
+            raise Diverged(f"diverged at {where}: the loss is {loss}")
+        rows = len(batch.inputs)
+        self._rows += rows
+        terms = torch.stack([value.detach() for value in outputs.values()]) * rows
+        self._sums = terms if self._sums is None else self._sums + terms
+        self._terms = list(outputs)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        """Adds the epoch to the module's history, stops where patience ends, saves where it is time."""
+        row: dict[str, float] = {"epoch": trainer.current_epoch + 1}
+        assert self._sums is not None  # an epoch has a batch
+        row |= self._probed | dict(zip(self._terms, (self._sums / self._rows).tolist(), strict=True))
+        row |= {name: value.item() for name, value in trainer.callback_metrics.items()}
+        module.history.append(row)
+        if self.patience is not None:
+            self._stop_early(trainer, module, self.patience)
+        self.observe("epoch", row | {"of": trainer.max_epochs})
+        last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
+        if self.partial is not None and not last:
+            self._save(trainer, self.partial)
+
+    def _stop_early(self, trainer: pl.Trainer, module: Any, patience: int) -> None:
+        """Stops after `patience` epochs without a better validation NLL, or training loss without one."""
+        epoch = trainer.current_epoch
+        if epoch < module.warmup_epochs:
+            return
+        row = module.history[-1]
+        score = row.get("val_nll", row["loss"])
+        if score < self.best_score:
+            self.best_score, self.best_epoch = score, epoch
+            self.best = {name: value.detach().clone() for name, value in module.state_dict().items()}
+        elif epoch - max(self.best_epoch, module.warmup_epochs) >= patience:
+            trainer.should_stop = True
+
+    def _save(self, trainer: pl.Trainer, path: Path) -> None:
+        due = time.perf_counter() - self._saved >= self.seconds
+        if trainer.strategy.broadcast(due):  # all processes save together, or they wait for each other
+            self._saved = time.perf_counter()
+            with writing(path):
+                trainer.save_checkpoint(path.with_suffix(".writing"))
+                if trainer.global_rank == 0:
+                    os.replace(path.with_suffix(".writing"), path)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed fit needs of this watch."""
+        names = ("steps", "best", "best_score", "best_epoch")
+        return {name: getattr(self, name) for name in names} | {"earlier_seconds": self.seconds_spent}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Goes on from there."""
+        for name, value in state_dict.items():
+            setattr(self, name, value)
+
+
+def partial(path: Path) -> Path:
+    """Where the unfinished fit lies whose checkpoint will be `path`."""
+    return path.with_name(f"{path.name.removesuffix('.ckpt')}.partial")
+
+
+def save(checkpoint: dict[str, Any], path: Path) -> None:
+    """Writes a checkpoint in one step: the file is whole or not there."""
+    content = io.BytesIO()
+    torch.save(checkpoint, content)
+    write(path, content.getvalue())
