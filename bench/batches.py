@@ -81,6 +81,11 @@ def _collate(rows: list[Any]) -> Batch:
     return Batch(*default_collate(rows))
 
 
+def rows(dataset: Dataset) -> int:
+    """Number of examples; every data set of the suite has one, torch's type does not say so."""
+    return len(dataset)  # type: ignore[arg-type]
+
+
 def batches(
     dataset: Dataset,
     batch_size: int | None,
@@ -97,7 +102,7 @@ def batches(
         return TensorBatches(dataset.tensors, batch_size, seed, ranks, draws)
     if draws is not None:
         raise UsageError("a budget with draws needs a data set in memory, a TensorDataset")
-    size = len(dataset)  # type: ignore[arg-type]
+    size = rows(dataset)
     if seed is None:
         return DataLoader(dataset, batch_size or size, collate_fn=_collate)
     sampler = (

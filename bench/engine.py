@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from bench import compiled, ensemble, randomness, stacked, trainer
-from bench.batches import OnDevice, batches
+from bench.batches import OnDevice, batches, rows
 from bench.contract import Arrays, Budget, Method, Probe, Problem
 from bench.ensemble import Ensemble
 from bench.errors import Diverged, UsageError
@@ -259,9 +259,9 @@ class Engine:
             raise Diverged(method.diverged)
         self._predictions += 1
         seed = randomness.derive(self.seed, "predict", self._stage, self._predictions)
-        rows = _LARGEST_PIECE // max(inputs[0].numel(), 50 * num_samples * self.members)
+        largest = _LARGEST_PIECE // max(inputs[0].numel(), 50 * num_samples * self.members)
         rank, world = ranks()
-        pieces = list(inputs.split(max(1, min(rows, -(-len(inputs) // world)))))
+        pieces = list(inputs.split(max(1, min(largest, -(-len(inputs) // world)))))
         method.to(self.device)
         done = {}
         for i in range(rank, len(pieces), world):
@@ -323,7 +323,7 @@ class Engine:
         """Whether a fit of this length is compiled, if it is trained alone."""
         if self.options.compiled is not None or "compiled" not in self.method_class.fastest:
             return self.options.compiled is True and "loss_terms" in self.method_class.provides
-        examples = budget.draws or len(problem.train)  # type: ignore[arg-type]
+        examples = budget.draws or rows(problem.train)
         if budget.epochs * -(-examples // (budget.batch_size or examples)) < compiled.SHORTEST:
             return False
         return self._alone.world_size == 1 and self._alone.strategy.root_device.type == "cpu"

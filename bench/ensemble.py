@@ -91,7 +91,7 @@ class Ensemble(Method):
     @property
     def members(self) -> list[Method]:
         """The fitted members."""
-        return list(self.parts)  # type: ignore[arg-type]
+        return [part for part in self.parts if isinstance(part, Method)]
 
     def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
         """Predictions of every member under `num_samples` draws of its own."""

@@ -68,8 +68,9 @@ class Reweighted(Method):
         state = generator.get_state()
         parts = []
         for fit in self.fits:
+            assert isinstance(fit, Method)
             generator.set_state(state)
-            parts.append(fit.predict(inputs, num_samples, generator))  # type: ignore[operator]
+            parts.append(fit.predict(inputs, num_samples, generator))
         return type(parts[0])(**{name: torch.cat([vars(p)[name] for p in parts]) for name in vars(parts[0])})
 
 

@@ -97,7 +97,8 @@ def fit(trainer: pl.Trainer, module: pl.LightningModule, watch: Watch, loader: A
         KeyboardInterrupt: Lightning answers Ctrl-C by ending the process; ending it is the caller's.
     """
     _keep_memory()
-    trainer.callbacks.append(watch)  # type: ignore[attr-defined]
+    callbacks: list[Any] = vars(trainer)["callbacks"]  # untyped there
+    callbacks.append(watch)
     resume = watch.resume
     with warnings.catch_warnings(), _interruptible():
         warnings.filterwarnings("ignore", module="pytorch_lightning")

@@ -57,9 +57,13 @@ def penalty(
         strength: Lambda.
     """
     if isinstance(theta, Mapping):
-        parts = [penalty(theta[name], theta_star[name], fisher[name], strength) for name in theta]  # type: ignore[index]
+        assert isinstance(theta_star, Mapping)
+        assert isinstance(fisher, Mapping)
+        parts = [penalty(theta[name], theta_star[name], fisher[name], strength) for name in theta]
         return torch.stack(parts).sum()
-    return 0.5 * strength * (fisher * (theta - theta_star).square()).sum()  # type: ignore[operator]
+    assert isinstance(theta_star, Tensor)
+    assert isinstance(fisher, Tensor)
+    return 0.5 * strength * (fisher * (theta - theta_star).square()).sum()
 
 
 class Quadratic(Distribution):

@@ -27,6 +27,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 from typing import Literal, NamedTuple
 
 import torch
@@ -161,7 +162,9 @@ class Block(nn.Module):
             self.left.copy_(left)
             self.right.copy_(right)
         else:
-            precision = own.precision + prior.precision  # type: ignore[union-attr]
+            assert isinstance(own, _Rotated)
+            assert isinstance(prior, _Rotated)
+            precision = own.precision + prior.precision
         self.std.copy_(precision.rsqrt())
 
     def term(self) -> _Rotated:
@@ -243,7 +246,7 @@ class Laplace(Method):
     @property
     def blocks(self) -> list[Block]:
         """The covariance: one block, or one per layer (Kronecker)."""
-        return list(self.covariance)  # type: ignore[arg-type]
+        return [block for block in self.covariance if isinstance(block, Block)]
 
     def _chosen(self) -> list[str]:
         """Names of the weights that get a covariance: the last ones of the ravelled vector."""
@@ -330,9 +333,9 @@ class Laplace(Method):
         """What of some examples is added up: the diagonal, the matrix, or G, A and A's count per layer."""
         if self.settings.curvature == "full":
             matrices = (j.flatten(0, 1) for j in self._jacobians(piece))
-            return [sum(j.T @ j for j in matrices)]  # type: ignore[list-item]
+            return [reduce(torch.add, (j.T @ j for j in matrices))]
         if self.layers is None:
-            return [sum(j.square().sum((0, 1)) for j in self._jacobians(piece))]  # type: ignore[list-item]
+            return [reduce(torch.add, (j.square().sum((0, 1)) for j in self._jacobians(piece)))]
         gradients = curvature.layer_gradients(self.network, self.layers, self.likelihood, piece)
         if self.settings.curvature == "diagonal":
             squares = zip(self.layers, (curvature.squares(a, g) for a, g in gradients), strict=True)
@@ -368,7 +371,7 @@ class Laplace(Method):
             return [_Product(precision.new_ones(1, 1), precision)]
         if isinstance(joint, Blocks):
             return [block.term() for block in joint.blocks[-len(self.blocks) :]]
-        stds = torch.cat([self.prior[name].stddev.flatten() for name in self.names])  # type: ignore[attr-defined]
+        stds = torch.cat([self.prior[name].stddev.flatten() for name in self.names])
         precisions = stds.double().square().reciprocal()
         parts = precisions.split([b.size for b in self.blocks])
         return [_Rotated(b.matrix(part)) for b, part in zip(self.blocks, parts, strict=True)]
@@ -426,7 +429,7 @@ class Laplace(Method):
         if self.settings.curvature == "diagonal":
             stds = self._per_tensor(self.blocks[0].std.flatten())
             own = {name: (modes[name], std) for name, std in stds.items()}
-            others = {name: (given[name].mean, given[name].stddev) for name in modes if name not in own}  # type: ignore[attr-defined]
+            others = {name: (given[name].mean, given[name].stddev) for name in modes if name not in own}
             return priors.frozen({name: (others | own)[name] for name in modes}, normal_tensor)
         mode = torch.cat([modes[name].detach().flatten() for name in self.names])
         blocks = self.blocks
@@ -436,8 +439,8 @@ class Laplace(Method):
             blocks = joint.blocks[: -len(blocks)] + blocks
         elif self.settings.weights == "last_layer":
             rest = [given[name] for name in modes if name not in self.names]
-            mode = torch.cat([*(p.mean.flatten() for p in rest), mode])  # type: ignore[attr-defined]
-            blocks = [_independent_block(p.stddev) for p in rest] + blocks  # type: ignore[attr-defined]
+            mode = torch.cat([*(p.mean.flatten() for p in rest), mode])
+            blocks = [_independent_block(p.stddev) for p in rest] + blocks
         elif self.settings.curvature == "full":
             return _frozen_normal(mode, blocks[0])
         return _frozen_blocks(mode, blocks)

@@ -203,6 +203,7 @@ class NFGamma(FlowVI):
     settings_class = Settings
     approximates = "the posterior by a coupling flow from independent generalized gammas"
     settings: Settings
+    first_rate: Tensor
 
     def __init__(self, problem: Problem, settings: Settings, start: NFGamma | None = None) -> None:
         super().__init__(problem, settings, start)
@@ -219,7 +220,7 @@ class NFGamma(FlowVI):
     def distribution(self) -> GeneralizedGamma:
         """The source, with gradients to lambda, k and beta."""
         lam, k, beta = (t.exp() if self.in_logs else t.abs() for t in (self.lam, self.k, self.beta))
-        rates = torch.cat([self.first_rate, beta])  # type: ignore[list-item]
+        rates = torch.cat([self.first_rate, beta])
         return GeneralizedGamma(lam, k, rates, validate_args=False)
 
     def source_parameters(self) -> list[dict[str, Any]]:

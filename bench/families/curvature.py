@@ -10,6 +10,8 @@ Shapes: B examples, C outputs, T positions at which a layer uses its weights (1 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +60,7 @@ def plain_layers(network: nn.Module, names: list[str]) -> list[nn.Linear | nn.Co
         if own and set(own) <= set(names) and (type(m) is nn.Linear or is_plain_convolution):
             layers.append(m)
             owned += own
-    return layers if owned == names else None  # type: ignore[return-value]
+    return layers if owned == names else None
 
 
 def layer_gradients(
@@ -91,8 +93,8 @@ def layer_gradients(
 
 def _positions(layer: nn.Linear | nn.Conv2d, inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
     if isinstance(layer, nn.Conv2d):
-        how = (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-        a, g = functional.unfold(inputs, *how).mT, gradients.flatten(3).mT  # type: ignore[arg-type]
+        how: Any = (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+        a, g = functional.unfold(inputs, *how).mT, gradients.flatten(3).mT
     else:
         a = inputs.reshape(len(inputs), -1, inputs.shape[-1])
         g = gradients.reshape(*gradients.shape[:2], -1, gradients.shape[-1])
@@ -105,4 +107,4 @@ def squares(a: Tensor, g: Tensor) -> Tensor:
         return g[:, :, 0].square().sum(0).T @ a[:, 0].square()
     chunk = max(1, LARGEST // (len(g) * g.shape[-1] * a.shape[-1]))
     parts = zip(a.split(chunk), g.split(chunk, 1), strict=True)
-    return sum(torch.einsum("bti,cbto->cboi", a, g).square().sum((0, 1)) for a, g in parts)  # type: ignore[return-value]
+    return reduce(torch.add, (torch.einsum("bti,cbto->cboi", a, g).square().sum((0, 1)) for a, g in parts))
