@@ -46,9 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"posterior-bench {bench.__version__}")
             return 0
         if arguments[0] not in COMMANDS:
-            raise UsageError(
-                f"unknown command '{arguments[0]}': {nearest(arguments[0], list(COMMANDS))}"
-            )
+            raise UsageError(f"unknown command '{arguments[0]}': {nearest(arguments[0], list(COMMANDS))}")
         code = COMMANDS[arguments[0]][0](arguments[1:])
     except BenchError as error:
         errors.print(f"bench: {error}", soft_wrap=True)

@@ -110,7 +110,9 @@ def of_metrics(runs: Sequence[FinishedRun]) -> Comparison:
         spec = runs[[run.task_name for run in runs].index(task)].task.spec
         values = {
             name: {
-                line: {seed: value for seed, run in of.items() if (value := run.metrics.get(name)) is not None}
+                line: {
+                    seed: value for seed, run in of.items() if (value := run.metrics.get(name)) is not None
+                }
                 for line, of in lines.items()
             }
             for name in spec.metrics

@@ -73,7 +73,7 @@ class Moments(NamedTuple):
 
     mean: float
     sd: float | None
-    count: int
+    size: int
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Moments:
@@ -105,9 +105,9 @@ def differences(first: Mapping[Any, float], second: Mapping[Any, float]) -> list
 def welch(first: Moments, second: Moments) -> Interval:
     """Welch's 95% interval of first minus second, from moments alone, degrees of freedom by Satterthwaite."""
     centre = first.mean - second.mean
-    if first.sd is None or second.sd is None or min(first.count, second.count) < FEWEST:
+    if first.sd is None or second.sd is None or min(first.size, second.size) < FEWEST:
         return Interval(centre, np.nan, np.nan, "Welch")
-    size = np.array([first.count, second.count])
+    size = np.array([first.size, second.size])
     variance = np.array([first.sd, second.sd]) ** 2 / size
     freedom = variance.sum() ** 2 / (variance**2 / (size - 1)).sum()
     half = _quantile(0.025, freedom) * float(np.sqrt(variance.sum()))

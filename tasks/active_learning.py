@@ -20,8 +20,8 @@ shares its masks over the pool. Which examples of a class are kept is random; th
 
 What would mislead: ranking posteriors by it. What actively chosen points teach depends on the bias of the
 choice, which can make up for overfitting: to remove it may turn the order of two methods around although
-neither posterior changed. So this task is not ranked, and `bench figures RUN.. --to DIR` says that an order turns
-only where paired runs show it. A method without spread has BALD 0 everywhere and draws at random.
+neither posterior changed. So this task is not ranked, and `bench figures RUN.. --to DIR` says that an order
+turns only where paired runs show it. A method without spread has BALD 0 everywhere and draws at random.
 """
 
 from __future__ import annotations

@@ -268,9 +268,10 @@ class ToyRegression(Task):
                 run.method_identity + (f", seed {run.seed}" if several else ""): moments(run.arrays)
                 for run in of_problem
             }
-            reference = [run.arrays for run in of_problem if "reference" in run.arrays][:1]
-            first = {"reference": reference_moments(arrays) for arrays in reference}
-            charts[f"{identity}-side_by_side"] = chart(first | series)
+            referred = [run.arrays for run in of_problem if "reference" in run.arrays]
+            if referred:
+                series = {"reference": reference_moments(referred[0])} | series
+            charts[f"{identity}-side_by_side"] = chart(series)
         return replace(super().compare(runs), charts=charts)
 
 

@@ -1,4 +1,4 @@
-"""`bench list`: two short lines for every method, by what it provides, and for every task, by its question."""
+"""`bench list`: two short lines for every method, by what it provides, and every task, by its question."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def show_names(arguments: list[str]) -> None:
         "kind", nargs="?", type=Literal["methods", "tasks"], default=None, help="one kind alone"
     )
     parser.add_argument("--ranked", action="store_true", help="only tasks by which methods are ranked")
-    parser.add_argument("--json", action="store_true", help="for programs: a list per kind, an object per name")
+    parser.add_argument(
+        "--json", action="store_true", help="for programs: a list per kind, an object per name"
+    )
     chosen = parser.parse_args(arguments)
     if chosen.ranked and chosen.kind == "methods":
         raise UsageError("--ranked: tasks are ranked by, methods are not; give bench list tasks --ranked")
@@ -34,7 +36,10 @@ def show_names(arguments: list[str]) -> None:
     if chosen.json:
         print(json.dumps(found, indent=2))
         return
-    for kind, (group, entry) in {"methods": (_capabilities, _of_method), "tasks": (_question, _of_task)}.items():
+    for kind, (group, entry) in {
+        "methods": (_capabilities, _of_method),
+        "tasks": (_question, _of_task),
+    }.items():
         for heading in dict.fromkeys(map(group, found.get(kind, []))):
             _print(heading)
             for first, second in (entry(each) for each in found[kind] if group(each) == heading):
@@ -73,13 +78,13 @@ def _tasks() -> list[Entry]:
 
 
 def _capabilities(method: Entry) -> str:
-    return f"Methods that provide {', '.join(method['capabilities'])}"
+    return f"Methods that provide exactly {', '.join(method['capabilities'])}"
 
 
 def _of_method(method: Entry) -> tuple[str, str]:
     """The name with what it is called, and how that is done."""
     title, _, how = method["summary"].partition(": ")
-    fixed = ", ".join(f"{name} {value}" for name, value in method["fixed"].items())
+    fixed = ", ".join(f"{name} {value}" for name, value in method["fixed"].items() if name != "members")
     return f"{method['name']}: {title}" + (f", {fixed}" if fixed else ""), how
 
 

@@ -24,6 +24,7 @@ class Parser(jsonargparse.ArgumentParser):
         super().__init__(prog=prog, allow_abbrev=False, **options)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Raises a UsageError in place of printing the usage and ending the process."""
         raise UsageError(_one_line(message, [o for a in self._actions for o in a.option_strings]))
 
 

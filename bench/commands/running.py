@@ -98,8 +98,8 @@ def run(arguments: list[str]) -> None:
     method, task = words[:2]
     chosen = _run_parser(method, task, preset).parse_args(arguments)
 
-    from bench.progress import shown
     from bench import runner
+    from bench.progress import shown
 
     given = {}
     defaults_m, defaults_t, _ = registry.preset_values(registry.method(method), registry.task(task), preset)

@@ -34,7 +34,10 @@ def compare_learning(runs: Sequence[FinishedRun]) -> Comparison:
     charts: dict[str, Any] = {}
     sentences: list[str] = []
     for task, lines in by_task(runs).items():
-        found = {line: {seed: run.task.measured(run.arrays) for seed, run in of.items()} for line, of in lines.items()}
+        found = {
+            line: {seed: run.task.measured(run.arrays) for seed, run in of.items()}
+            for line, of in lines.items()
+        }
         _check(task, [each.points for of in found.values() for each in of.values()])
         notes = [task, intervals.CAPTIONS["standard_error"]]
         drawn = learning_charts({line: list(of.values()) for line, of in found.items()}, notes)
@@ -52,7 +55,10 @@ def compare_testing(runs: Sequence[FinishedRun]) -> Comparison:
     charts: dict[str, Any] = {}
     sentences: list[str] = []
     for task, lines in by_task(runs).items():
-        found = {line: {seed: run.task.measured(run.arrays) for seed, run in of.items()} for line, of in lines.items()}
+        found = {
+            line: {seed: run.task.measured(run.arrays) for seed, run in of.items()}
+            for line, of in lines.items()
+        }
         _check(task, [each["full"].points for of in found.values() for each in of.values()])
         drawn = error_charts({line: list(of.values()) for line, of in found.items()}, [task])
         charts |= {f"{task}-{name}": chart for name, chart in drawn.items()}
@@ -65,9 +71,7 @@ def _check(task: str, points: Sequence[np.ndarray]) -> None:
         raise UsageError(f"{task}: the runs measured at different numbers of points; draw them apart")
 
 
-def learning_charts(
-    lines: Mapping[str, Sequence[Learning]], notes: Sequence[str] = ()
-) -> dict[str, Any]:
+def learning_charts(lines: Mapping[str, Sequence[Learning]], notes: Sequence[str] = ()) -> dict[str, Any]:
     """Test NLL, accuracy and overfitting bias against M: thesis 004, Figs 5.5, 5.6, 5.9 and C.3 to C.7.
 
     The first panel compares the lines under R~ and LURE; then each has its own with all objectives. A single
@@ -97,7 +101,8 @@ def learning_charts(
             mixed = {f"{line}, {name}": own[name] for line, own in panels.items() for name in both}
             panels = {"R~ against LURE": mixed} | panels
         charts[measure] = alt.concat(
-            *(figures.bands(own, x, [line, *notes], POINTS, y_title) for line, own in panels.items()), columns=2
+            *(figures.bands(own, x, [line, *notes], POINTS, y_title) for line, own in panels.items()),
+            columns=2,
         ).resolve_scale(color="independent")
     return charts
 

@@ -62,8 +62,8 @@ class Claim(NamedTuple):
     def __str__(self) -> str:
         shown = {1: "shown", 0: "not shown", -1: "contradicted"}[self.difference.sign()]
         return (
-            f"{self.triplet}, {self.where}: {self.gamma} minus {self.gaussian} in Psi is {self.difference:.2f}: "
-            f"{self.what}: {shown}"
+            f"{self.triplet}, {self.where}: {self.gamma} minus {self.gaussian} in Psi is "
+            f"{self.difference:.2f}: {self.what}: {shown}"
         )
 
 
@@ -242,5 +242,3 @@ def over_sizes(runs: Iterable[Run]) -> dict[tuple[Triplet, str, str], dict[int, 
 def _by_repetition(runs: Iterable[Run]) -> dict[tuple[int, int], float]:
     """(Seed, repetition) -> Psi."""
     return {(run.seed, r): float(psi) for run in runs for r, psi in enumerate(run.psis)}
-
-
