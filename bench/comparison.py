@@ -104,7 +104,10 @@ def pairs(lines: Lines) -> Iterator[tuple[str, str]]:
 
 
 def of_metrics(runs: Sequence[FinishedRun]) -> Comparison:
-    """Means of every metric over the seeds of a line, and differences in the main metric, with intervals."""
+    """Means of every metric over the seeds of a line, and differences in the main metric, with intervals.
+
+    Lines are compared that differ in one thing and have at least three seeds in common.
+    """
     rows, sentences = [], []
     for task, lines in by_task(runs).items():
         spec = runs[[run.task_name for run in runs].index(task)].task.spec
@@ -123,7 +126,8 @@ def of_metrics(runs: Sequence[FinishedRun]) -> Comparison:
                 rows.append([task, name, metric.unit, line, mean])
         main = values[spec.main_metric]
         for first, second in pairs(lines):
-            if change := intervals.differences(main[first], main[second]):
+            change = intervals.differences(main[first], main[second])
+            if len(change) >= intervals.FEWEST:
                 difference = intervals.student(change)
                 sentences.append(
                     f"{task}: {first} minus {second} in {spec.main_metric} is {difference:.4g}"
