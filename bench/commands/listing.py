@@ -44,7 +44,8 @@ def show_names(arguments: list[str]) -> None:
             _print(heading)
             for first, second in (entry(each) for each in found[kind] if group(each) == heading):
                 _print(first, "  ")
-                _print(second, "    ")
+                if second:
+                    _print(second, "    ")
             output.print()
 
 
@@ -78,11 +79,11 @@ def _tasks() -> list[Entry]:
 
 
 def _capabilities(method: Entry) -> str:
-    return f"Methods that provide exactly {', '.join(method['capabilities'])}"
+    return f"Methods that provide exactly {', '.join(method['capabilities']) or 'predictions'}"
 
 
 def _of_method(method: Entry) -> tuple[str, str]:
-    """The name with what it is called, and how that is done."""
+    """The name with the method's title, and what the method does."""
     title, _, how = method["summary"].partition(": ")
     fixed = ", ".join(f"{name} {value}" for name, value in method["fixed"].items() if name != "members")
     return f"{method['name']}: {title}" + (f", {fixed}" if fixed else ""), how
@@ -93,7 +94,7 @@ def _question(task: Entry) -> str:
 
 
 def _of_task(task: Entry) -> tuple[str, str]:
-    """The name, and how it is measured of which methods."""
+    """The name; its main metric and the capabilities that a method needs."""
     needs = f"; needs {', '.join(task['needs'])}" if task["needs"] else ""
     ranked = "ranked by" if task["ranked"] else "not ranked; main metric"
     return task["name"], f"{ranked} {task['main_metric']}{needs}"

@@ -14,8 +14,8 @@ from bench.errors import BenchError, Diverged, UsageError
 
 def sweep(arguments: list[str]) -> int:
     """Runs every cell of a grid; returns the exit code of the worst."""
-    from bench import sweep as engine
     from bench.progress import shown
+    from bench.sweep import read, run_cell
 
     parser = Parser("bench sweep", description="Run every cell of a grid, and go on after one that fails.")
     parser.add_argument(
@@ -34,7 +34,7 @@ def sweep(arguments: list[str]) -> int:
     chosen = parser.parse_args(arguments)
     if chosen.threads is not None and chosen.threads < 1:
         raise UsageError(f"--threads {chosen.threads}: must be 1 or more")
-    cells = engine.read(Path(chosen.grid))
+    cells = read(Path(chosen.grid))
     for cell in cells:  # what can be refused is told before hours are spent on the others
         try:
             cell.choice()
@@ -44,7 +44,7 @@ def sweep(arguments: list[str]) -> int:
     for number, cell in enumerate(cells, 1):
         with shown(errors, f"{number} of {len(cells)}: {cell}") as observer:
             outcomes.append(
-                engine.run_cell(
+                run_cell(
                     cell,
                     out=chosen.out,
                     data_dir=chosen.data_dir,
@@ -78,8 +78,9 @@ def tune(arguments: list[str]) -> None:
     """Chooses settings by validation data, within a budget."""
     from functools import partial
 
-    from bench import tune as search
     from bench.progress import shown
+    from bench.tune import tune as search
+    from bench.tune import unequal_budgets
 
     parser = Parser(
         "bench tune", description="Choose settings for METHOD on TASK by validation data, within a budget."
@@ -111,10 +112,10 @@ def tune(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     registry.method(chosen.METHOD), registry.task(chosen.TASK)  # before a warning that speaks of them
     options = {k: v for k, v in vars(chosen).items() if k not in ("METHOD", "TASK", "budget")}
-    unequal = search.unequal_budgets(chosen.METHOD, chosen.TASK, chosen.budget, Path(chosen.to))
+    unequal = unequal_budgets(chosen.METHOD, chosen.TASK, chosen.budget, Path(chosen.to))
     if unequal and chosen.preset != "smoke":
         errors.print(f"bench: warning: {unequal}", soft_wrap=True)
-    result = search.tune(chosen.METHOD, chosen.TASK, chosen.budget, **options, watch=partial(shown, errors))
+    result = search(chosen.METHOD, chosen.TASK, chosen.budget, **options, watch=partial(shown, errors))
     criterion = result.criterion
     direction = "higher" if criterion.higher_is_better else "lower"
     title = f"{result.method} on {result.task}: {criterion.metric} on validation data, {direction} is better"
