@@ -11,7 +11,7 @@ Units: every energy and log density is in nats; every share (accuracy, rate) is 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
+from bench.comparison import Comparison, FinishedRun, of_metrics
 from bench.hooks import Hooks
 from bench.predictions import Prediction
 from bench.spec import Metric as Metric  # what a task measures: handed on
@@ -382,3 +383,15 @@ class Task(ABC):
     def figures(self, arrays: Arrays) -> dict[str, Any]:
         """Altair charts by file name, from the arrays alone."""
         return {}
+
+    @classmethod
+    def compare(cls, runs: Sequence[FinishedRun]) -> Comparison:
+        """Several runs of this task together: charts, a table, and what can be said, with intervals.
+
+        Called once with all runs of the tasks that share this method; a base class may compare several tasks.
+        By default every metric is tabled and the main metric compared (`bench.comparison.of_metrics`).
+
+        Raises:
+            UsageError: If the runs cannot stand together.
+        """
+        return of_metrics(runs)

@@ -1,9 +1,9 @@
-"""Static figures: Altair charts saved as SVG and PNG, without a browser or network."""
+"""Static figures: the charts that tasks share, and Altair charts saved as SVG and PNG without a browser."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,7 +12,12 @@ import numpy as np
 import vl_convert
 
 from bench.contract import Row
-from bench.records import write
+from bench.intervals import Band, Moments
+
+COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2")
+"""Of the series of a chart, in their order."""
+LEVEL = "#666666"
+"""Of horizontal lines."""
 
 
 def save(charts: Mapping[str, Any], folder: Path) -> list[Path]:
@@ -21,6 +26,8 @@ def save(charts: Mapping[str, Any], folder: Path) -> list[Path]:
     Raises:
         OutputError: If a file cannot be written.
     """
+    from bench.records import write  # only here: charts themselves know of no files
+
     paths = []
     for name, chart in charts.items():
         specification = chart.to_dict()
@@ -128,8 +135,9 @@ def panels(
                     found.setdefault((run.series, x), []).append(value)
         values = []
         for (series, x), of_runs in found.items():
-            mean, sd = float(np.mean(of_runs)), float(np.std(of_runs, ddof=1)) if len(of_runs) > 1 else 0.0
-            values.append({"series": series, "x": x, "mean": mean, "low": mean - sd, "high": mean + sd})
+            mean, sd, _ = Moments.of(of_runs)
+            low, high = mean - (sd or 0.0), mean + (sd or 0.0)
+            values.append({"series": series, "x": x, "mean": mean, "low": low, "high": high})
         base = alt.Chart(alt.Data(values=values)).encode(
             x=alt.X("x:Q", title=x_title, axis=alt.Axis(tickMinStep=1)), color=colour
         )
@@ -147,50 +155,114 @@ def panels(
     return alt.concat(*map(panel, sorted({run.panel for run in runs})), columns=2)
 
 
-class Band(NamedTuple):
-    """Mean and standard deviation `sd` of the predicted functions of one `series` at the input `x`."""
-
-    series: str
-    x: float
-    mean: float
-    sd: float
-
-
 def bands(
-    rows: Sequence[Band],
+    series: Mapping[str, Band],
+    x: Sequence[float],
+    title: str | list[str],
+    x_title: str,
+    y_title: str,
+    levels: Mapping[str, float] | None = None,
+    logarithmic: bool = False,
+    logarithmic_x: bool = False,
+) -> Any:
+    """Curves with their bands over x, and named horizontal lines; what the bands are the title must say.
+
+    Args:
+        series: Name -> its band over x; in a legend in this order.
+        x: Abscissae `[M]`.
+        title: Perhaps of several lines.
+        x_title: Of the axis.
+        y_title: Of the axis.
+        levels: Name -> height of a dashed line.
+        logarithmic: A logarithmic y axis, for bands above 0.
+        logarithmic_x: A logarithmic x axis, for abscissae above 0.
+    """
+    names = [*series, *(levels or {})]
+    colours = [COLOURS[i % len(COLOURS)] for i in range(len(series))] + [LEVEL] * len(levels or {})
+    scale = alt.Scale(domain=names, range=colours)
+    colour = alt.Color("series:N", title=None, scale=scale, legend=alt.Legend(labelLimit=0, symbolOpacity=1))
+    axis = alt.Scale(type="log" if logarithmic else "linear", zero=False)
+    values = [
+        {"series": name, "x": float(at), "centre": float(c), "low": float(low), "high": float(high)}
+        for name, curve in series.items()
+        for at, c, low, high in zip(x, *curve, strict=True)
+    ]
+    across = alt.X("x:Q", title=x_title)
+    if logarithmic_x:
+        across = across.scale(type="log")
+    base = alt.Chart(alt.Data(values=values)).encode(x=across, color=colour)
+    layers = [
+        base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", scale=axis), y2="high:Q"),
+        base.mark_line().encode(y=alt.Y("centre:Q", title=y_title, scale=axis)),
+    ]
+    if levels:
+        heights = alt.Data(values=[{"series": name, "level": height} for name, height in levels.items()])
+        rule = alt.Chart(heights).mark_rule(strokeDash=[4, 4])
+        layers.append(rule.encode(y=alt.Y("level:Q", scale=axis), color=colour))
+    return alt.layer(*layers).properties(title=title, width=400, height=260)
+
+
+def functions(
+    series: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    x: np.ndarray,
     title: str,
     y_domain: tuple[float, float],
-    truth: Sequence[tuple[float, float]] = (),
+    truth: np.ndarray,
     points: Sequence[tuple[float, float]] = (),
 ) -> Any:
     """Mean with one and two standard deviations over x, one panel per series, beside each other.
 
     Args:
-        rows: Of one run or of several, told apart by their series.
+        series: Name -> mean and standard deviation of the predicted functions at x, each `[M]`.
+        x: Abscissae `[M]`.
         title: Of the whole figure.
         y_domain: Range of y that is shown; what leaves it is cut off.
-        truth: Points (x, y) of the true function, drawn as a dashed line.
+        truth: The true function at x `[M]`, drawn as a dashed line.
         points: Training data (x, y).
     """
     axis = alt.Scale(domain=list(y_domain), nice=False)
 
-    def xy(pairs: Sequence[tuple[float, float]]) -> Any:
-        data = alt.Data(values=[{"x": x, "y": y} for x, y in pairs])
+    def xy(pairs: Iterable[tuple[float, float]]) -> Any:
+        data = alt.Data(values=[{"x": float(x), "y": float(y)} for x, y in pairs])
         return alt.Chart(data).encode(x="x:Q", y=alt.Y("y:Q", scale=axis))
 
-    def panel(series: str) -> Any:
-        of_series = [r for r in rows if r.series == series]
+    def panel(name: str) -> Any:
+        mean, sd = series[name]
         layers = [xy(points).mark_circle(size=8, color="grey", clip=True)]
         for width in (2, 1):
-            values = [
-                {"x": r.x, "low": r.mean - width * r.sd, "high": r.mean + width * r.sd} for r in of_series
-            ]
+            limits = zip(x, mean - width * sd, mean + width * sd, strict=True)
+            values = [{"x": float(at), "low": float(low), "high": float(high)} for at, low, high in limits]
             area = alt.Chart(alt.Data(values=values)).mark_area(opacity=0.25, color="steelblue", clip=True)
             layers.append(area.encode(x="x:Q", y=alt.Y("low:Q", scale=axis), y2="high:Q"))
-        mean = xy([(r.x, r.mean) for r in of_series]).mark_line(color="steelblue", clip=True)
-        layers += [mean, xy(truth).mark_line(strokeDash=[4, 4], color="black", clip=True)]
-        chart = alt.layer(*layers).properties(title=series, width=360, height=240)
+        line = xy(zip(x, mean, strict=True)).mark_line(color="steelblue", clip=True)
+        dashed = xy(zip(x, truth, strict=True)).mark_line(strokeDash=[4, 4], color="black", clip=True)
+        chart = alt.layer(*layers, line, dashed).properties(title=name, width=360, height=240)
         return chart.encode(x=alt.X("x:Q", title="x"), y=alt.Y(title="y"))
 
-    names = dict.fromkeys(row.series for row in rows)
-    return alt.concat(*map(panel, names), columns=4).properties(title=title)
+    return alt.concat(*map(panel, series), columns=4).properties(title=title)
+
+
+def points_and_lines(
+    points: Mapping[str, Sequence[tuple[float, float]]],
+    through: Mapping[str, Sequence[tuple[float, float]]],
+    title: str,
+) -> Any:
+    """Named sets of points (x, y), from black to grey, and named lines through others."""
+
+    def values(named: Mapping[str, Sequence[tuple[float, float]]]) -> Any:
+        return alt.Data(
+            values=[{"name": n, "x": float(x), "y": float(y)} for n, of in named.items() for x, y in of]
+        )
+
+    shades = alt.Scale(domain=list(points), range=["black", "#cccccc"])
+    dots = alt.Chart(values(points)).mark_point(filled=True)
+    dots = dots.encode(
+        x=alt.X("x:Q", title="x"),
+        y=alt.Y("y:Q", title="y"),
+        fill=alt.Fill("name:N", title=None, scale=shades),
+    )
+    colours = alt.Scale(domain=list(through), range=[*COLOURS[: len(through) - 1], LEVEL])
+    drawn = alt.Chart(values(through)).mark_line()
+    drawn = drawn.encode(x="x:Q", y="y:Q", stroke=alt.Stroke("name:N", title=None, scale=colours))
+    layers = alt.layer(dots, drawn).resolve_scale(fill="independent", stroke="independent")
+    return layers.properties(title=title, width=400, height=260)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from bench import figures, records, registry
-from bench.contract import Arrays, Method, Row, Task
+from bench.contract import Arrays, FinishedRun, Method, Row, Task
 from bench.data import array_digest
 from bench.engine import Engine, TrainerOptions
 from bench.ensemble import Ensemble
@@ -185,6 +185,38 @@ def task_of(record: records.Record, data_dir: str | None = None) -> Task:
     task = registry.task(record.task.name)
     protocol: Task = task.cls(build(task.cls.settings_class, record.task.settings, "task"), data_dir)
     return protocol
+
+
+def finished(directory: Path) -> FinishedRun:
+    """A finished run as `Task.compare` gets it; needs no data set.
+
+    Raises:
+        UsageError: If the directory holds no finished run, or its method cannot be found.
+    """
+    record = records.read_record(directory)
+    task, made = task_of(record), record.method
+    method = registry.with_members(registry.method(made.name), made.members)
+    *preset, _ = registry.preset_values(method, registry.task(record.task.name), record.preset)
+    given = build(method.cls.settings_class, made.settings, "method"), task.settings
+    changed = {
+        f"{kind}.{name}": value
+        for kind, own, values in zip(("method", "task"), given, preset, strict=True)
+        for name, value in asdict(own).items()
+        if value != getattr(build(type(own), values, kind), name)
+    }
+    return FinishedRun(
+        task=task,
+        task_name=record.task.name,
+        task_identity=record.task.identity,
+        method_name=made.name,
+        method_identity=made.identity,
+        preset=record.preset,
+        seed=record.seed,
+        changed=changed,
+        metrics=record.metrics,
+        arrays=records.read_arrays(directory),
+        curves=records.read_curves(directory),
+    )
 
 
 def load_scores(directory: Path) -> tuple[Task, Arrays]:

@@ -21,17 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
-from bench import figures, metrics, registry, tune
-from bench.contract import CAPABILITIES
+from bench import figures, metrics, registry, runner, tune
+from bench.contract import CAPABILITIES, Comparison, FinishedRun
 from bench.diagnostics import mixed
+from bench.intervals import differences, student
 from bench.leaderboard.entries import committed
-from bench.records import Record, read_curves
+from bench.records import Record
 from bench.registry import methods
-from bench.runner import load_scores
-from bench.studies import active, active_comparison, continual, singular
-from bench.tasks import toy_regression
+from bench.studies import active, continual, singular
+from bench.studies.singular import charts, claims
+from bench.studies.singular import table as singular_table
+from bench.tasks import singular_evidence
 
 ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "benchmarks" / "elbo_step.json"
@@ -39,7 +40,7 @@ SMALL_FITS = ROOT / "benchmarks" / "small_fits.json"
 SPLIT_MNIST = ROOT / "docs" / "tasks" / "split_mnist.md"
 COSTS = ROOT / "benchmarks" / "methods.json"
 FIGURES = {
-    (singular.Triplet("tanh", 576, *triplet), singular.parsed(method))
+    (singular.Triplet("tanh", 576, *triplet), singular_table.parsed(method))
     for triplet, methods in {
         (0.0, 5.0, 100.0): ("nf_gaussian_0.1_0.001", "nf_gamma_10_1_100_True"),
         (5.0, 0.0, 100.0): ("nf_gaussian_5_5e-2", "nf_gamma_500_5_100_True"),
@@ -58,13 +59,28 @@ def groups(task: str) -> Iterator[tuple[str, str, Group]]:
         yield *key, list(group)
 
 
+@cache
+def finished(path: Path) -> FinishedRun:
+    """A committed run, read once."""
+    return runner.finished(path)
+
+
+def finished_runs(*tasks: str) -> list[FinishedRun]:
+    """Completed committed runs of some tasks."""
+    return [finished(path) for path, r in committed() if r.task.name in tasks and r.status == "completed"]
+
+
+@cache
+def compared(task: str) -> Comparison:
+    """What a task says of its committed runs together."""
+    runs = finished_runs(task)
+    return type(runs[0].task).compare(runs)
+
+
 def interval(values: list[float]) -> str:
     """Mean with the half width of its 95% t interval over the seeds; no interval below three seeds."""
-    mean = float(np.mean(values))
-    if len(values) < 3:
-        return f"{mean:.4f}"
-    half = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
-    return f"{mean:.4f} ± {half:.4f}"
+    of = student(values)
+    return f"{of.centre:.4f}" + ("" if np.isnan(of.half) else f" ± {of.half:.4f}")
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -134,15 +150,20 @@ def chains(task: str) -> str:
     return table(["method", "task", "seed", *names, "R-hat of predictions", ""], rows)
 
 
+def accuracy_matrices(group: Group) -> np.ndarray:
+    """A[t, s] of every run, `[R, T, S]`."""
+    runs = [finished(path) for path, _ in group]
+    return np.array([run.task.accuracy_matrix(run.arrays) for run in runs])
+
+
 def matrices(task: str) -> str:
     """The accuracy matrix of every choice of settings with three seeds and no coreset, averaged over them."""
     parts = []
     for task_identity, method_identity, group in groups(task):
         if "coreset" in task_identity or len(group) < 3:
             continue
-        loaded = [load_scores(path) for path, _ in group]
-        mean = np.mean([t.accuracy_matrix(arrays) for t, arrays in loaded], 0)  # type: ignore[attr-defined]
-        worst = np.max([np.tril(t.accuracy_matrix(a), -1).max(initial=0) for t, a in loaded])  # type: ignore[attr-defined]
+        of_seeds = accuracy_matrices(group)
+        mean, worst = of_seeds.mean(0), np.tril(of_seeds, -1).max(initial=0)
         header = ["after step", *(f"pair {s}" for s in range(1, mean.shape[1] + 1))]
         rows = [[str(t), *(f"{a:.3f}" for a in row)] for t, row in enumerate(mean, 1)]
         text = f"### `{method_identity}` on `{task_identity}`\n\nMean over {len(group)} seeds."
@@ -179,11 +200,6 @@ def accuracies(task_identity: str, method_identity: str = "mfvi") -> dict[int, f
     return {seed: record.metrics["average_accuracy"] or 0.0 for seed, (_, record) in runs.items()}
 
 
-def differences(one: dict[int, float], other: dict[int, float]) -> list[float]:
-    """One minus the other, of the seeds that both have: data and seed of a pair are the same."""
-    return [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
-
-
 def continual_runs() -> str:
     """Every committed run of continual learning."""
     rows = []
@@ -206,7 +222,7 @@ def continual_pattern() -> str:
     for task_identity, method_identity, group in groups("split_mnist"):
         if "order=joint" in task_identity or len(group) < 3:
             continue
-        matrices = np.array([t.accuracy_matrix(a) for t, a in (load_scores(path) for path, _ in group)])  # type: ignore[attr-defined]
+        matrices = accuracy_matrices(group)
         seen = [matrices[:, t, : t + 1].mean() for t in range(matrices.shape[1])]
         earlier = max(m[t, s] for m in matrices for t in range(len(m)) for s in range(t))
         own = min(m[t, t] for m in matrices for t in range(len(m)))
@@ -240,8 +256,7 @@ def continual_coresets() -> str:
         both = accuracies(f"split_mnist+{CORESET}" + (f",{with_both}" if with_both else ""))
         only = accuracies(f"split_mnist+{CORESET},{alone}")
         gap = differences(both, only)
-        half = stats.t.ppf(0.975, len(gap) - 1) * np.std(gap, ddof=1) / np.sqrt(len(gap))
-        low, high = np.mean(gap) - half, np.mean(gap) + half
+        _, low, high, _ = student(gap)
         if low >= -0.08 and high <= 0.08:
             agree = "yes"
         else:
@@ -314,8 +329,7 @@ def continual_entropy() -> str:
         logs[task] = {seed: float(np.log(value)) for seed, value in values.items()}
         rows.append([f"`{task}`", str(len(values)), interval(list(values.values()))])
     gap = differences(logs["permuted_mnist"], logs["split_mnist"])
-    half = stats.t.ppf(0.975, len(gap) - 1) * np.std(gap, ddof=1) / np.sqrt(len(gap))
-    low, middle, high = np.exp([np.mean(gap) - half, np.mean(gap), np.mean(gap) + half])
+    middle, low, high = np.exp(student(gap)[:3])
     rows.append(["ratio", str(len(gap)), f"{middle:.1f} ({low:.1f} to {high:.1f})"])
     published = {"`split_mnist`": "0.003", "`permuted_mnist`": "0.45", "ratio": "150"}
     return table(["", "seeds", "nats", "published"], [[*row, published[row[0]]] for row in rows])
@@ -355,30 +369,18 @@ def continual_charts() -> dict[str, Any]:
             and len(of(task.identity, method.identity)) < 3
         ):
             continue
-        settings = task.identity.removeprefix(task.name).removeprefix("+")
-        line = ", ".join(filter(None, [method.identity, settings]))
-        shown.append((task.name, line, *load_scores(path)))
+        shown.append(finished(path))
         if task.identity in ("split_mnist", "permuted_mnist") and method.identity == "mfvi":
-            curves.append((task.name, line, read_curves(path)))
-    return {"accuracy": continual.comparison(shown), "gradients": continual.gradients(curves)}
+            curves.append(finished(path))
+    return {"accuracy": continual.accuracies(shown), "gradients": continual.gradients(curves)}
 
 
 # ---- active learning and testing
 
 
-def active_runs(*tasks: str) -> list[active_comparison.Run]:
-    """What the committed runs of some tasks measured."""
-    found = []
-    for path, record in committed():
-        if record.task.name in tasks and record.status == "completed":
-            task, arrays = load_scores(path)
-            found.append(active_comparison.Run.of(record, task.measured(arrays)))  # type: ignore[attr-defined]
-    return found
-
-
 def active_said(task: str) -> str:
-    """What `bench figures active` says of the committed runs of a task."""
-    return "\n".join(f"- {sentence}" for sentence in active_comparison.comparison(active_runs(task))[1])
+    """What `bench figures RUN.. --to DIR` says of the committed runs of a task."""
+    return "\n".join(f"- {sentence}" for sentence in compared(task).sentences)
 
 
 def active_regression() -> str:
@@ -437,7 +439,7 @@ def active_testing(task: str) -> str:
     for _, method_identity, group in groups(task):
         for path, record in group:
             m = record.metrics
-            _, arrays = load_scores(path)
+            arrays = finished(path).arrays
             labels, scores = arrays["full_labels"], arrays["full_scores"].astype(float)
             losses = -metrics.restore(arrays["full_log_probs"])[np.arange(len(labels)), labels]
             ten = np.sort(losses**2)[-10:].sum() / (losses**2).sum()
@@ -480,9 +482,9 @@ def active_testing(task: str) -> str:
 @cache
 def singular_runs() -> list[singular.Run]:
     """Committed runs of singular_evidence, on data sets that agree."""
-    own = [(path, record) for path, record in committed() if record.task.name == "singular_evidence"]
-    runs = [singular.Run.of(record, *load_scores(path)) for path, record in own]  # type: ignore[arg-type]
-    singular.check(runs)
+    own = [path for path, record in committed() if record.task.name == "singular_evidence"]
+    runs = [singular_evidence.row(finished(path)) for path in own]
+    singular_table.check(runs)
     return runs
 
 
@@ -493,26 +495,31 @@ def or_none(header: list[str], rows: list[list[str]]) -> str:
 
 def singular_rows() -> str:
     """Every committed run beside its published row."""
-    return or_none(singular.HEADER, singular.table(singular_runs()))
+    return or_none(singular_table.HEADER, singular_table.rows(singular_runs()))
 
 
 def singular_claims() -> str:
     """What section 7 claims, on our rows at the preset paper and on the published ones of the same pairs."""
 
-    def pair(claim: singular.Claim) -> tuple[Any, ...]:
-        return claim.what, claim.triplet, singular.parsed(claim.gamma), singular.parsed(claim.gaussian)
+    def pair(claim: claims.Claim) -> tuple[Any, ...]:
+        return (
+            claim.what,
+            claim.triplet,
+            singular_table.parsed(claim.gamma),
+            singular_table.parsed(claim.gaussian),
+        )
 
-    theirs = {pair(c): str(c.difference) for c in singular.published_claims()}
+    theirs = {pair(c): f"{c.difference:.2f}" for c in claims.published_claims()}
     rows = []
-    for claim in singular.claims(run for run in singular_runs() if run.preset == "paper"):
+    for claim in claims.claims(run for run in singular_runs() if run.preset == "paper"):
         cells = [claim.what, str(claim.triplet), f"`{claim.gamma}`", f"`{claim.gaussian}`"]
-        rows.append([*cells, str(claim.difference), theirs.get(pair(claim), "-")])
+        rows.append([*cells, f"{claim.difference:.2f}", theirs.get(pair(claim), "-")])
     return or_none(["claim", "model, truth, prior", "gamma", "Gaussian", "difference", "published"], rows)
 
 
 def singular_published() -> str:
     """How far the published mean, sd and count show the claims of section 7."""
-    found = Counter((c.what, c.triplet.model, c.difference.sign) for c in singular.published_claims())
+    found = Counter((c.what, c.triplet.model, c.difference.sign()) for c in claims.published_claims())
     rows = [
         [what, f"`{model}`", *(str(found[what, model, sign]) for sign in (1, 0, -1))]
         for what, model in dict.fromkeys(key[:2] for key in found)
@@ -523,13 +530,13 @@ def singular_published() -> str:
 def singular_rises() -> str:
     """By how much Psi rises under the preset standard."""
     rows = []
-    for rise in singular.rises(singular_runs()):
+    for rise in claims.rises(singular_runs()):
         moments = [
-            "-" if of is None else f"{of.mean:.2f} (sd {of.sd or 0:.2f}, {of.repetitions})"
+            "-" if of is None else f"{of.mean:.2f} (sd {of.sd or 0:.2f}, {of.size})"
             for of in (rise.paper, rise.standard)
         ]
         row = [str(rise.triplet), f"`{rise.method}`", rise.preset, *moments]
-        rows.append([*row, "-" if rise.difference is None else str(rise.difference)])
+        rows.append([*row, "-" if rise.difference is None else f"{rise.difference:.2f}"])
     header = ["model, truth, prior", "method", "preset", "paper (sd, converged)", "that preset", "rise"]
     return or_none(header, rows)
 
@@ -537,7 +544,7 @@ def singular_rises() -> str:
 def singular_slopes() -> str:
     """Slopes of Psi in log n against -lambda."""
     rows = []
-    for s in singular.slopes(singular_runs()):
+    for s in claims.slopes(singular_runs()):
         cells = [str(s.triplet), s.preset, f"`{s.method}`", ", ".join(map(str, s.sizes))]
         cells += [f"{s.slope:.2f} ± {s.standard_error:.2f}", str(s.repetitions)]
         rows.append([*cells, "-" if s.expected is None else f"{s.expected:.2f}"])
@@ -547,8 +554,8 @@ def singular_slopes() -> str:
 
 def singular_charts() -> dict[str, Any]:
     """Predictive bands of the rows of Figs 1 and 2, and Psi against n."""
-    shown = [run for run in singular_runs() if (run.triplet, singular.parsed(run.method)) in FIGURES]
-    return singular.predictive_charts(shown) | singular.psi_charts(singular_runs())
+    shown = [run for run in singular_runs() if (run.triplet, singular_table.parsed(run.method)) in FIGURES]
+    return charts.predictive_charts(shown) | charts.psi_charts(singular_runs())
 
 
 def singular_figures() -> str:
@@ -758,39 +765,24 @@ def page(text: str) -> str:
     return re.sub(r"<!-- generated: (.+?) -->\n.*?<!-- end -->", part, text, flags=re.DOTALL)
 
 
-def side_by_side(task_identity: str) -> Any:
-    """The functions of every method on one toy problem, seed 0, beside the reference's."""
-    rows: list[figures.Band] = []
-    reference: list[figures.Band] = []
-    for path, record in committed():
-        if record.task.identity != task_identity or record.seed or record.status != "completed":
-            continue
-        _, arrays = load_scores(path)
-        rows += toy_regression.bands(arrays, record.method.identity)
-        if "reference" in arrays:
-            reference = toy_regression.reference_bands(arrays)
-    return toy_regression.chart(reference + rows)
-
-
 def draw() -> None:
     """Draws the figures of the pages, from the records of seed 0."""
     folder = ROOT / "docs" / "figures"
-    for identity in ("toy_regression", "toy_regression+layers=3"):
-        figures.save({f"{identity}-side_by_side": side_by_side(identity)}, folder)
-    charts = continual_charts()
-    figures.save({f"continual-{name}": chart for name, chart in charts.items()}, folder)
-    charts, _ = active_comparison.comparison(active_runs("active_mnist", "active_testing_mnist"))
-    figures.save(charts | singular_charts(), folder)
-    for path, record in committed():
-        if record.task.name == "active_regression":
-            task, arrays = load_scores(path)
-            shown = {n: c for n, c in task.figures(arrays).items() if n in ("bias", "variance", "test_error")}
-            figures.save({f"{record.task.identity}-{name}": chart for name, chart in shown.items()}, folder)
-    for path, record in committed():
-        name = f"{record.task.identity}-{record.method.identity}-accuracy_matrix"
-        if record.seed == 0 and record.task.name == "split_mnist" and name in SPLIT_MNIST.read_text():
-            task, arrays = load_scores(path)
-            figures.save({name: task.figures(arrays)["accuracy_matrix"]}, folder)
+    identities = ("toy_regression", "toy_regression+layers=3")
+    toys = [r for r in finished_runs("toy_regression") if r.task_identity in identities and not r.seed]
+    figures.save(type(toys[0].task).compare(toys).charts, folder)
+    figures.save({f"continual-{name}": chart for name, chart in continual_charts().items()}, folder)
+    for task in ("active_mnist", "active_testing_mnist"):
+        figures.save(compared(task).charts, folder)
+    figures.save(singular_charts(), folder)
+    for run in finished_runs("active_regression"):
+        drawn = run.task.figures(run.arrays)
+        shown = {f"{run.task_identity}-{name}": drawn[name] for name in ("bias", "variance", "test_error")}
+        figures.save(shown, folder)
+    for run in finished_runs("split_mnist"):
+        name = f"{run.task_identity}-{run.method_identity}-accuracy_matrix"
+        if run.seed == 0 and name in SPLIT_MNIST.read_text():
+            figures.save({name: run.task.figures(run.arrays)["accuracy_matrix"]}, folder)
 
 
 def main() -> int:

@@ -229,7 +229,7 @@ class Settings:
     kl_weight: NonNegative = 1.0
     """Tweak: constant factor of the KL, 0 or more."""
     norm: Literal["exact", "sqrt_dimension"] = "exact"
-    """Norm of the noise in the draws: its own, or the approximation sqrt(D) of section 4.2."""
+    """Norm of the noise in the draws: its own, or its approximation sqrt(D) for D weights."""
     sequential_prior: Literal["radial", "normal"] = "radial"
     """Form of the posterior as next prior: the radial density, or the normal of equal mean and variance."""
 

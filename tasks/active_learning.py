@@ -20,12 +20,13 @@ shares its masks over the pool. Which examples of a class are kept is random; th
 
 What would mislead: ranking posteriors by it. What actively chosen points teach depends on the bias of the
 choice, which can make up for overfitting: to remove it may turn the order of two methods around although
-neither posterior changed. So this task is not ranked, and `bench figures active` says that an order turns
-only where paired runs show it. A method without spread has BALD 0 everywhere and draws at random.
+neither posterior changed. So this task is not ranked, and `bench figures RUN.. --to DIR` says that an order
+turns only where paired runs show it. A method without spread has BALD 0 everywhere and draws at random.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -34,7 +35,20 @@ import torch
 from torch.utils.data import TensorDataset
 
 from bench import likelihoods, metrics, priors
-from bench.contract import Arrays, Budget, Engine, Method, Metric, Metrics, Problem, Row, Spec, Task
+from bench.contract import (
+    Arrays,
+    Budget,
+    Comparison,
+    Engine,
+    FinishedRun,
+    Method,
+    Metric,
+    Metrics,
+    Problem,
+    Row,
+    Spec,
+    Task,
+)
 from bench.settings import Count, Positive, settings
 from bench.studies import acquisition, active, active_comparison
 
@@ -295,3 +309,8 @@ class ActiveLearning(Task):
     def figures(self, arrays: Arrays) -> dict[str, Any]:
         """Test NLL, accuracy and overfitting bias against the number of points."""
         return active_comparison.learning_charts({"One trajectory": [self.measured(arrays)]})
+
+    @classmethod
+    def compare(cls, runs: Sequence[FinishedRun]) -> Comparison:
+        """Learning curves, a line per method and variant; what removing the bias costs."""
+        return active_comparison.compare_learning(runs)

@@ -29,29 +29,42 @@ Source: thesis 004, section 5.2 (Figs 5.4, 5.8a and 5.9a), appendix C.1 (equatio
 and C.3a); Farquhar, Gal and Rainforth 2021. Its "96 points in each" cluster are 96 in both: N is 101.
 
 What would mislead: intervals are over the trajectories of one pool, and say nothing of other pools; bands are
-simultaneous over M (`bench.studies.bands`), so about one run in twenty shows a bias of an unbiased
+simultaneous over M (`bench.intervals`), so about one run in twenty shows a bias of an unbiased
 estimator; from about M = 90 on all objectives fit nearly the same points, and nothing is left to tell apart.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
-import altair as alt
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import likelihoods, networks, predictions, priors, randomness
-from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Row, Spec, Task
+from bench import figures, intervals, likelihoods, networks, predictions, priors, randomness
+from bench.contract import (
+    Arrays,
+    Budget,
+    Comparison,
+    Engine,
+    FinishedRun,
+    Metric,
+    Metrics,
+    Problem,
+    Row,
+    Spec,
+    Task,
+)
 from bench.data import array_digest
+from bench.intervals import Band
 from bench.settings import Count, settings
-from bench.studies import acquisition, active, bands, risk
+from bench.studies import acquisition, active, risk
 from bench.studies.active import OBJECTIVES
-from bench.studies.bands import Band
 
 NAMES: dict[str, dict[str, object]] = {"active_regression": {}}
 
@@ -284,14 +297,14 @@ class ActiveRegression(Task):
         scores: Metrics = {f"{name}_test_error": float(e[:, central].mean()) for name, e in errors.items()}
         scores["full_pool_test_error"] = full_pool_error(arrays)
         for name in ("pure", "lure"):
-            difference = bands.paired_difference(errors[name][:, central], errors["plain"][:, central])
+            difference = intervals.paired_difference(errors[name][:, central], errors["plain"][:, central])
             scores[f"{name}_lower_error"] = float((difference.high < 0).mean())
         for name, values in biases.items():
-            scores[f"{name}_biased"] = float(bands.simultaneous_band(values).excludes(0).mean())
+            scores[f"{name}_biased"] = float(intervals.simultaneous_band(values).excludes(0).mean())
             scores[f"{name}_bias"] = float(np.abs(values.mean(0)).max())
             mean = overfitting[name][:, early].mean(0)
             scores[f"{name}_overfitting_bias"] = float(np.abs(mean).max())
-        ratio = bands.paired_ratio(squared_deviations(biases["lure"]), squared_deviations(biases["pure"]))
+        ratio = intervals.paired_ratio(squared_deviations(biases["lure"]), squared_deviations(biases["pure"]))
         scores["lure_lower_variance"] = float((ratio.high < 1).mean())
         scores["variance_ratio"] = float(ratio.centre.max())
         return scores
@@ -324,17 +337,17 @@ class ActiveRegression(Task):
             title: str,
             y_title: str,
             values: dict[str, np.ndarray],
-            kind: bands.Kind,
+            kind: intervals.Kind,
             levels: dict[str, float],
         ) -> Any:
-            named = {OBJECTIVES[name]: bands.band(v, kind) for name, v in values.items()}
-            titles = [title, f"{how}; {bands.CAPTIONS[kind]}"]
-            return bands.chart(named, self.sizes, titles, X_TITLE, y_title, levels)
+            named = {OBJECTIVES[name]: intervals.band(v, kind) for name, v in values.items()}
+            titles = [title, f"{how}; {intervals.CAPTIONS[kind]}"]
+            return figures.bands(named, self.sizes, titles, X_TITLE, y_title, levels)
 
         fixed, none = "estimates of one fixed line's risk", {"no bias": 0.0}
         bias, overfitting = "R^ - estimate", overfitting_biases(arrays, sizes)
         unbiased = {name: estimates[name] for name in ("pure", "lure")}
-        variances = {OBJECTIVES[n]: Band(*[v.var(0, ddof=1)] * 3) for n, v in estimates.items()}
+        variances = {OBJECTIVES[n]: Band.flat(v.var(0, ddof=1)) for n, v in estimates.items()}
         return {
             "example": example(arrays, self.sizes),
             "test_error": chart(
@@ -342,13 +355,23 @@ class ActiveRegression(Task):
             ),
             "bias": chart(f"Bias of {fixed}", bias, estimates, "sd", none),
             "unbiased": chart(f"Bias of unbiased {fixed}", bias, unbiased, "simultaneous", none),
-            "variance": bands.chart(
+            "variance": figures.bands(
                 variances, self.sizes, [f"Variance of {fixed}", how], X_TITLE, "variance", logarithmic=True
             ),
             "overfitting_bias": chart(
                 "Overfitting bias after training", "test risk - R_LURE", overfitting, "sd", none
             ),
         }
+
+    @classmethod
+    def compare(cls, runs: Sequence[FinishedRun]) -> Comparison:
+        """The figures of every run, whose bands are over its own trajectories, and all metrics."""
+        charts = {
+            f"{run.task_identity}-{run.method_identity}-seed{run.seed}-{name}": chart
+            for run in runs
+            for name, chart in run.task.figures(run.arrays).items()
+        }
+        return replace(super().compare(runs), charts=charts)
 
 
 # --------------------------------------------------------------------------------- what the arrays tell
@@ -422,28 +445,12 @@ def squared_deviations(values: np.ndarray) -> np.ndarray:
 def example(arrays: Arrays, sizes: list[int]) -> Any:
     """The pool, the points that the first trajectory acquired first, and the lines fitted to them."""
     at = int(np.abs(np.array(sizes) - 20).argmin())
-    acquired = set(arrays["indices"][0, : sizes[at]].tolist())
-    points = [
-        {"x": float(x), "y": float(y), "point": "acquired" if i in acquired else "in the pool"}
-        for i, (x, y) in enumerate(zip(arrays["pool_inputs"], arrays["pool_targets"], strict=True))
-    ]
+    pool = np.stack([arrays["pool_inputs"], arrays["pool_targets"]], 1)
+    is_acquired = np.isin(np.arange(len(pool)), arrays["indices"][0, : sizes[at]])
     fitted = {sign: arrays["ends"][k, at, 0] for k, sign in enumerate(OBJECTIVES.values())}
     fitted["whole pool"] = arrays["full_pool_ends"]
-    drawn = [
-        {"x": x, "y": float(y), "line": name}
-        for name, ends in fitted.items()
-        for x, y in zip(ENDS, ends, strict=True)
-    ]
-    shades = alt.Scale(domain=["acquired", "in the pool"], range=["black", "#cccccc"])
-    dots = alt.Chart(alt.Data(values=points)).mark_point(filled=True)
-    dots = dots.encode(
-        x=alt.X("x:Q", title="x"),
-        y=alt.Y("y:Q", title="y"),
-        fill=alt.Fill("point:N", title=None, scale=shades),
+    return figures.points_and_lines(
+        {"acquired": pool[is_acquired].tolist(), "in the pool": pool[~is_acquired].tolist()},
+        {name: list(zip(ENDS, ends.tolist(), strict=True)) for name, ends in fitted.items()},
+        f"The first trajectory with M = {sizes[at]}: lines trained with each objective",
     )
-    colours = alt.Scale(domain=list(fitted), range=[*bands.COLOURS[:3], bands.LEVEL])
-    through = alt.Chart(alt.Data(values=drawn)).mark_line()
-    through = through.encode(x="x:Q", y="y:Q", stroke=alt.Stroke("line:N", title=None, scale=colours))
-    title = f"The first trajectory with M = {sizes[at]}: lines trained with each objective"
-    layers = alt.layer(dots, through).resolve_scale(fill="independent", stroke="independent")
-    return layers.properties(title=title, width=400, height=260)

@@ -24,6 +24,7 @@ is exact, and says so. A method without spread has BALD 0, draws uniformly, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -32,7 +33,21 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from bench import data, likelihoods, metrics, priors
-from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Row, Spec, Task, Undefined
+from bench.contract import (
+    Arrays,
+    Budget,
+    Comparison,
+    Engine,
+    FinishedRun,
+    Metric,
+    Metrics,
+    Problem,
+    Row,
+    Spec,
+    Task,
+    Undefined,
+)
+from bench.intervals import standard_error
 from bench.settings import Count, Positive, settings
 from bench.studies import active, active_comparison
 
@@ -233,7 +248,7 @@ class ActiveTesting(Task):
         for e in active.OBJECTIVES:
             bias = small.bias("softmax", e)[:, -1]
             scores[f"bias_{e}"] = float(bias.mean())
-            scores[f"bias_{e}_error"] = float(bias.std(ddof=1) / np.sqrt(len(bias)))
+            scores[f"bias_{e}_error"] = standard_error(bias)
         return scores
 
     def curves(self, arrays: Arrays) -> list[Row]:
@@ -253,3 +268,8 @@ class ActiveTesting(Task):
     def figures(self, arrays: Arrays) -> dict[str, Any]:
         """Mean squared error, bias and variance against M."""
         return active_comparison.error_charts({"One model": [self.measured(arrays)]})
+
+    @classmethod
+    def compare(cls, runs: Sequence[FinishedRun]) -> Comparison:
+        """Errors and biases, a line per method and variant; which scores guide better."""
+        return active_comparison.compare_testing(runs)

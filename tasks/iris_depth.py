@@ -30,6 +30,7 @@ from torch.utils.data import TensorDataset
 from bench import likelihoods, metrics, networks, predictions, priors, randomness
 from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Row, Spec, Task, Undefined
 from bench.data import array_digest
+from bench.intervals import standard_error
 from bench.settings import Count, settings
 from bench.studies import references
 
@@ -173,7 +174,7 @@ class IrisDepth(Task):
             "total_variation": Undefined(references.missing(self.target)),
         }
         if len(losses) > 1:
-            scores["cross_entropy_error"] = float(losses.std(ddof=1) / np.sqrt(len(losses)))
+            scores["cross_entropy_error"] = standard_error(losses)
         if "reference" in arrays:
             reference = metrics.restore(arrays["reference"])
             scores["agreement"] = float(np.mean([metrics.agreement(fit, reference) for fit in fits]))

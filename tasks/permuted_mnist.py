@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from bench import data, likelihoods, metrics, networks, priors, randomness
-from bench.contract import Arrays, Budget, Engine, Metrics, Problem, Row, Spec, Task
+from bench.contract import Arrays, Budget, Engine, Metrics, Problem, Row, Spec
 from bench.settings import Count, settings
 from bench.studies import continual
 
@@ -74,7 +74,7 @@ class Settings:
     """Every step's prior is N(0, 1), so that nothing but coresets and starting weights is carried on."""
 
 
-class PermutedMNIST(Task):
+class PermutedMNIST(continual.ContinualTask):
     """Ten permutations of the pixels in sequence, one head."""
 
     settings_class = Settings

@@ -33,7 +33,7 @@ flatter a method that often fails: read the count. Hence the task is not ranked.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -42,14 +42,15 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
 from torch.utils.data import TensorDataset
 
 from bench import divergence, likelihoods, priors, randomness
 from bench.contract import (
     Arrays,
     Budget,
+    Comparison,
     Engine,
+    FinishedRun,
     Method,
     Metric,
     Metrics,
@@ -62,18 +63,21 @@ from bench.contract import (
 from bench.data import array_digest
 from bench.errors import Diverged
 from bench.settings import Count, Positive, settings
-from bench.studies import bands
-from bench.weights import Weights, forward
+from bench.studies import singular
+from bench.studies.singular import theory
+from bench.studies.singular.charts import GRID, predictive_chart
+from bench.studies.singular.tanh_network import TanhNetwork
+from bench.weights import forward
 
 NAMES: dict[str, dict[str, object]] = {"singular_evidence": {}}
 
 PRESETS: dict[str, dict[str, object]] = {"smoke": {"epochs": 20, "repetitions": 2, "draws": 20}}
 
-GRID = np.linspace(0.5, 1, 51)
-"""Inputs at which the function of the tanh network is kept (Figs 1 and 2)."""
 LOWEST_PSI = -1e6
 """A repetition whose Psi lies below has not converged (000, section 7)."""
 
+_ROW = ("model", "hidden", "true_weight", "prior_mean", "prior_variance", "num_train", "repetitions")
+"""Settings that a row of the published tables names."""
 _BATCHES = 10
 _FRESH = 5_000
 """Fresh inputs of the generalisation error."""
@@ -85,151 +89,7 @@ _NONE = -1e300
 """Stands for a log likelihood that is not finite, or of a fit that diverged."""
 
 
-# ------------------------------------------------------------------------------------- learning coefficients
-
-
-def rlct_tanh(hidden: int) -> tuple[float, int]:
-    """Learning coefficient and multiplicity of H tanh units on one input where the true weights are 0.
-
-    With i = floor(sqrt(H)): (H + i^2 + i) / (4 i + 2), and 2 if i^2 = H, else 1 (002, Table 1).
-    """
-    i = math.isqrt(hidden)
-    return (hidden + i * i + i) / (4 * i + 2), 2 if i * i == hidden else 1
-
-
-def rlct_reduced_rank(inputs: int, outputs: int, hidden: int, rank: int) -> tuple[float, int]:
-    """Learning coefficient and multiplicity of y = B A x, A `[hidden, inputs]`, B `[outputs, hidden]`.
-
-    The truth B0 A0 has the given rank (002, Table 1; Aoyagi and Watanabe 2005).
-    """
-    m, n, h, r = inputs, outputs, hidden, rank
-    if m + h < n + r:
-        return (h * m - h * r + n * r) / 2, 1
-    if n + h < m + r:
-        return (h * n - h * r + m * r) / 2, 1
-    if m + n < h + r:
-        return m * n / 2, 1
-    q = -((h + r) ** 2) - m**2 - n**2 + 2 * (h + r) * (m + n) + 2 * m * n
-    return (q / 8, 1) if (m + h + n + r) % 2 == 0 else ((q + 1) / 8, 2)
-
-
-def learning_coefficient(model: str, hidden: int, true_weight: float) -> tuple[float, int] | None:
-    """Learning coefficient and multiplicity of a model of this task; None where none is known."""
-    if model == "reduced_rank":
-        return rlct_reduced_rank(hidden + 3, hidden, hidden, hidden)
-    if model == "linear":
-        return hidden / 2, 1
-    return None if true_weight else rlct_tanh(hidden)
-
-
 # ------------------------------------------------------------------------------------------------- models
-
-
-class TanhNetwork(nn.Module):
-    """sum_h b_h tanh(a_h x): weights a and b `[H]`.
-
-    Args:
-        hidden: H.
-    """
-
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.a, self.b = nn.Parameter(torch.empty(hidden)), nn.Parameter(torch.empty(hidden))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Outputs `[B, 1]` for inputs `[B, 1]`."""
-        return self.forward_samples({"a": self.a[None], "b": self.b[None]}, inputs)[0]
-
-    def forward_samples(self, weights: Weights, inputs: Tensor) -> Tensor:
-        """Outputs `[S, B, 1]` for inputs `[B, 1]` under S stacked weights; see `bench.weights.forward`."""
-        x, a, b = inputs[:, 0], weights["a"], weights["b"]
-        if torch.compiler.is_compiling():
-            return _FusedTanhSums.apply(x, a, b)[..., None]
-        if is_batchedtensor(a):
-            return _TanhSumsOfCopies.apply(x, a, b)[..., None]
-        return _TanhSums.apply(x, a, b, True)[..., None]
-
-
-class _TanhSums(torch.autograd.Function):
-    """sum_h b_h tanh(a_h x), `[S, B]`, for x `[B]` and a, b `[S, H]`.
-
-    Of s = sigmoid(2 a x), on some processors ten times faster: tanh = 2 s - 1 and tanh' = 4 s (1 - s).
-    `keep` keeps all s `[S, B, H]` for the backward pass; without it they are made again, sample by sample,
-    and never leave the cache.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor, keep: bool) -> Tensor:
-        ctx.save_for_backward(x, a, b)
-        ctx.kept = len(a) * [None]
-        sums = []
-        for i, (twice, b_s) in enumerate(zip(2 * a, b, strict=True)):
-            s = torch.outer(x, twice).sigmoid_()
-            sums.append(s.mv(b_s))
-            if keep:
-                ctx.kept[i] = s
-        return 2 * torch.stack(sums) - b.sum(1, keepdim=True)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, a, b = ctx.saved_tensors
-        both = torch.stack([gradient, gradient * x], 1)  # [S, 2, B], of which the second goes to a x
-        first, second = [], []
-        squares = a.new_empty(len(x), a.shape[1])  # one for all samples: it stays in the cache
-        for twice, rows, kept in zip(2 * a, both, ctx.kept, strict=True):
-            s = torch.outer(x, twice).sigmoid_() if kept is None else kept
-            first.append(rows @ s)
-            second.append(rows[1] @ torch.mul(s, s, out=squares))
-        to_gradient, to_slope = torch.stack(first, 1)
-        to_a = 4 * b * (to_slope - torch.stack(second))
-        return None, to_a, 2 * to_gradient - gradient.sum(1, keepdim=True), None
-
-
-class _FusedTanhSums(torch.autograd.Function):
-    """The same for the compiler, which fuses each pass over `[S, H, B]` and keeps none.
-
-    The sigmoid is spelt with exp2, since the compiler makes a tensor of every exp that is used twice.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        ctx.save_for_backward(x, a, b)
-        return 2 * (b[..., None] * _sigmoids(x, a)).sum(1) - b.sum(1, keepdim=True)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, a, b = ctx.saved_tensors
-        s, g = _sigmoids(x, a), gradient[:, None]
-        to_a = 4 * b * (s * (1 - s) * (g * x)).sum(2)
-        return None, to_a, 2 * (s * g).sum(2) - gradient.sum(1, keepdim=True)
-
-
-def _sigmoids(x: Tensor, a: Tensor) -> Tensor:
-    """sigmoid(2 a x), `[S, H, B]`."""
-    return 1 / (1 + torch.exp2(a[..., None] * x * (-2 / math.log(2))))
-
-
-class _TanhSumsOfCopies(torch.autograd.Function):
-    """The same under `vmap`, one copy after another: together their numbers leave the cache.
-
-    A function of its own, since torch looks at the signature of one that has `vmap` at every call: 0.2 ms.
-    """
-
-    @staticmethod
-    def forward(x: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        return _TanhSums.apply(x, a, b, False)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, *arguments: Tensor) -> tuple[Tensor, int]:
-        copies = (
-            t.unbind(d) if d is not None else info.batch_size * (t,)
-            for t, d in zip(arguments, in_dims, strict=True)
-        )
-        return torch.stack([_TanhSums.apply(*copy, False) for copy in zip(*copies, strict=True)]), 0
 
 
 def _small(network: nn.Module) -> nn.Module:
@@ -339,12 +199,7 @@ class SingularEvidence(Task):
     def leading_term(self) -> float | None:
         """-lambda log n + (m - 1) log log n; None where no learning coefficient is known."""
         s = self.settings
-        known = learning_coefficient(s.model, s.hidden, s.true_weight)
-        if known is None:
-            return None
-        coefficient, multiplicity = known
-        log_n = math.log(s.num_train)
-        return -coefficient * log_n + (multiplicity - 1) * math.log(log_n)
+        return theory.leading_term(theory.learning_coefficient(s.model, s.hidden, s.true_weight), s.num_train)
 
     def data_digest(self) -> str:
         """Digest over the data set of a fixed seed: those of a run are in its arrays (`data_digests`)."""
@@ -484,22 +339,34 @@ class SingularEvidence(Task):
         truth = self.truth(torch.from_numpy(GRID[:, None]))[:, 0].numpy()
         return {"predictive": predictive_chart(arrays["functions"], truth, "Prediction")}
 
+    @classmethod
+    def compare(cls, runs: Sequence[FinishedRun]) -> Comparison:
+        """Rows beside the published ones, claims of the source with intervals, predictive bands, slopes."""
+        return singular.compare([row(run) for run in runs])
 
-def predictive_chart(functions: np.ndarray, truth: np.ndarray, title: str) -> Any:
-    """What the next observation at the inputs of GRID will be, 5 to 95%, beside the same of the truth.
 
-    Args:
-        functions: Draws of f, `[S, 51]`, finite.
-        truth: The true f, `[51]`.
-        title: Of the chart.
-    """
-    levels = (0.5, 0.05, 0.95)
-    series = {
-        "truth": bands.Band(*bands.mixture_quantiles(truth[None], levels)),
-        "predictive": bands.Band(*bands.mixture_quantiles(functions, levels)),
-    }
-    caption = "median; band: 5 to 95%, observation noise included"
-    return bands.chart(series, GRID.tolist(), [title, caption], "x", "y")
+def row(run: FinishedRun) -> singular.Run:
+    """A run as a row of the published tables."""
+    s, kept = run.task.settings, converged(run.arrays)
+    named = {f"task.{setting}" for setting in _ROW}
+    changed = [
+        f"{flag.partition('.')[2]}={value}" for flag, value in run.changed.items() if flag not in named
+    ]
+    true_weight = None if s.model == "reduced_rank" else s.true_weight
+    error, of_error = "generalisation_error", "generalisation_standard_error"
+    return singular.Run(
+        method=run.method_name,
+        preset=", ".join([run.preset, *changed]),
+        seed=run.seed,
+        triplet=singular.Triplet(s.model, s.hidden, true_weight, s.prior_mean, s.prior_variance),
+        num_train=s.num_train,
+        epochs=s.epochs,
+        psis=np.where(kept, psis(run.arrays), np.nan),
+        digests=run.arrays["data_digests"],
+        leading_term=run.task.leading_term,
+        generalisation=(run.metrics[error], run.metrics[of_error]),
+        functions=run.arrays.get("functions") if kept.any() else None,
+    )
 
 
 def _log_normal(residuals: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from bench import data, likelihoods, metrics, networks, priors
-from bench.contract import Arrays, Budget, Engine, Metrics, Problem, Row, Spec, Task
+from bench.contract import Arrays, Budget, Engine, Metrics, Problem, Row, Spec
 from bench.errors import UsageError
 from bench.settings import Count, settings
 from bench.studies import continual
@@ -81,13 +81,12 @@ class Settings:
     """Every step's prior is N(0, 1), so that nothing but coresets and starting weights is carried on."""
 
 
-class SplitMNIST(Task):
+class SplitMNIST(continual.ContinualTask):
     """Five pairs of classes in sequence, one head."""
 
     settings_class = Settings
     settings: Settings
     chance = 1 / NUM_CLASSES
-    warning = ""
 
     def __init__(self, settings: Settings, data_dir: str | None = None) -> None:
         super().__init__(settings, data_dir)

@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from bench import data, likelihoods, metrics, networks, priors
-from bench.contract import Arrays, Budget, Engine, Method, Metrics, Problem, Row, Spec, Task
+from bench.contract import Arrays, Budget, Engine, Method, Metrics, Problem, Row, Spec
 from bench.settings import Count, settings
 from bench.studies import continual
 
@@ -84,7 +84,7 @@ class Settings:
     """Every step's prior is N(0, 1), so that nothing but coresets and starting weights is carried on."""
 
 
-class SplitMNISTContrast(Task):
+class SplitMNISTContrast(continual.ContinualTask):
     """Five pairs of classes in sequence, the pair told in test: no measure of sequential inference."""
 
     settings_class = Settings

@@ -22,6 +22,8 @@ beside it. A fit that has not converged is wide at the data, which makes the rat
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
@@ -30,7 +32,20 @@ import torch
 from torch.utils.data import TensorDataset
 
 from bench import figures, likelihoods, metrics, networks, predictions, priors, randomness
-from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Row, Spec, Task, Undefined
+from bench.contract import (
+    Arrays,
+    Budget,
+    Comparison,
+    Engine,
+    FinishedRun,
+    Metric,
+    Metrics,
+    Problem,
+    Row,
+    Spec,
+    Task,
+    Undefined,
+)
 from bench.data import array_digest
 from bench.settings import Count, Positive, settings
 from bench.studies import references
@@ -168,7 +183,7 @@ class ToyRegression(Task):
         problem = self.problem()
         method = engine.fit(problem, Budget(self.settings.epochs, BATCH_SIZE))
         samples = self.settings.test_samples
-        inputs, targets = problem.val[:]  # type: ignore[index]
+        inputs, targets = draw("val")
         held_out = engine.predict(method, inputs, samples)
         engine.log("test_nll", float(-held_out.log_score(targets).mean()), self.settings.epochs)
         grid = torch.from_numpy(GRID[:, None]).float()
@@ -205,10 +220,10 @@ class ToyRegression(Task):
 
     def score(self, arrays: Arrays) -> Metrics:
         """Spread of the function, NLLs of the mixture over the samples, distances to the reference."""
-        rows = bands(arrays)
-        at_data = [r.sd for r in rows if any(low <= r.x <= high for low, high in CLUSTERS)]
-        in_gap = [r.sd for r in rows if MIDDLE[0] <= r.x <= MIDDLE[1]]
-        gap_sd, data_sd = float(np.mean(in_gap)), float(np.mean(at_data))
+        _, sd = moments(arrays)
+        at_data = np.any([(low <= GRID) & (high >= GRID) for low, high in CLUSTERS], 0)
+        in_gap = (MIDDLE[0] <= GRID) & (MIDDLE[1] >= GRID)
+        gap_sd, data_sd = float(sd[in_gap].mean()), float(sd[at_data].mean())
         test, gap = nlls(arrays)
         scores: Metrics = {
             "gap_ratio": gap_sd / data_sd if data_sd > 0 else 0.0,
@@ -229,17 +244,35 @@ class ToyRegression(Task):
 
     def curves(self, arrays: Arrays) -> list[Row]:
         """Mean and standard deviation of the function over the grid."""
-        rows = bands(arrays)
-        return [Row("mean", r.series, r.x, r.mean) for r in rows] + [
-            Row("standard deviation", r.series, r.x, r.sd) for r in rows
+        return [
+            Row(curve, "posterior", float(x), float(value))
+            for curve, values in zip(("mean", "standard deviation"), moments(arrays), strict=True)
+            for x, value in zip(GRID, values, strict=True)
         ]
 
     def figures(self, arrays: Arrays) -> dict[str, Any]:
         """The posterior over functions, beside the reference's if there is one."""
-        rows = bands(arrays)
+        series = {"posterior": moments(arrays)}
         if "reference" in arrays:
-            rows += reference_bands(arrays)
-        return {"function": chart(rows)}
+            series["reference"] = reference_moments(arrays)
+        return {"function": chart(series)}
+
+    @classmethod
+    def compare(cls, runs: Sequence[FinishedRun]) -> Comparison:
+        """The functions of all runs of one problem beside each other, the reference's first; all metrics."""
+        charts = {}
+        for identity in dict.fromkeys(run.task_identity for run in runs):
+            of_problem = [run for run in runs if run.task_identity == identity]
+            several = len({run.seed for run in of_problem}) > 1
+            series = {
+                run.method_identity + (f", seed {run.seed}" if several else ""): moments(run.arrays)
+                for run in of_problem
+            }
+            referred = [run.arrays for run in of_problem if "reference" in run.arrays]
+            if referred:
+                series = {"reference": reference_moments(referred[0])} | series
+            charts[f"{identity}-side_by_side"] = chart(series)
+        return replace(super().compare(runs), charts=charts)
 
 
 def functions(arrays: Arrays) -> np.ndarray:
@@ -269,28 +302,25 @@ def nlls(arrays: Arrays) -> tuple[float, float]:
     return float(-test.mean()), float(-gap.mean())
 
 
-def bands(arrays: Arrays, series: str = "posterior") -> list[figures.Band]:
-    """Mean and standard deviation of a run's function over the grid; `series` names the run in a figure."""
-    return _bands(functions(arrays)[:, : len(GRID)], series)
+Moments = tuple[np.ndarray, np.ndarray]
+"""Mean and standard deviation of the function over the grid, each `[241]`."""
 
 
-def reference_bands(arrays: Arrays) -> list[figures.Band]:
-    """The same of the reference that a run was compared with."""
-    return _bands(arrays["reference"].astype(np.float64), "reference")
+def moments(arrays: Arrays) -> Moments:
+    """Of a run."""
+    draws = functions(arrays)[:, : len(GRID)]
+    return draws.mean(0), draws.std(0)
 
 
-def _bands(draws: np.ndarray, series: str) -> list[figures.Band]:
-    values = zip(GRID, draws.mean(0), draws.std(0), strict=True)
-    return [figures.Band(series, *map(float, value)) for value in values]
+def reference_moments(arrays: Arrays) -> Moments:
+    """Of the reference that a run was compared with."""
+    draws = arrays["reference"].astype(np.float64)
+    return draws.mean(0), draws.std(0)
 
 
-def chart(rows: list[figures.Band]) -> Any:
-    """Bands of one or several runs, beside each other, with the true function and every tenth point."""
+def chart(series: Mapping[str, Moments]) -> Any:
+    """Functions of one or several runs, beside each other, with the true function and every tenth point."""
     inputs, targets = (t[::10, 0].tolist() for t in draw("train"))
-    return figures.bands(
-        rows,
-        "Function with 1 and 2 standard deviations",
-        (-3, 3),
-        truth=list(zip(GRID.tolist(), truth(GRID).tolist(), strict=True)),
-        points=list(zip(inputs, targets, strict=True)),
-    )
+    title = "Function with 1 and 2 standard deviations"
+    points = list(zip(inputs, targets, strict=True))
+    return figures.functions(series, GRID, title, (-3, 3), truth(GRID), points)

@@ -29,6 +29,7 @@ from bench import figures, likelihoods, networks, priors, randomness, tables
 from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Row, Spec, Task, Undefined
 from bench.data import array_digest
 from bench.errors import UsageError
+from bench.intervals import standard_error
 from bench.predictions import Gaussian
 from bench.settings import Count, settings
 
@@ -295,9 +296,7 @@ def _once(variance: np.ndarray) -> np.ndarray:
 
 
 def _standard_error(values: np.ndarray) -> float | Undefined:
-    if len(values) == 1:
-        return Undefined("one split has no standard error")
-    return float(values.std(ddof=1) / np.sqrt(len(values)))
+    return standard_error(values) if len(values) > 1 else Undefined("one split has no standard error")
 
 
 def _coverage(below: np.ndarray, level: float) -> float:

@@ -78,6 +78,7 @@ ABOVE = (
     "bench.sweep",
     "bench.tune",
     "bench.cli",
+    "bench.commands",
     "bench.progress",
     "bench.wandb_log",
     "bench.leaderboard",

@@ -21,6 +21,8 @@ from bench.errors import DataError
 
 RUN = ("run", "mfvi", "split_digits")
 SMOKE = (*RUN, "--preset", "smoke")
+SOURCES = r"thesis|document\b|(?<![.,\d])00[0-4]\b|[Ss]ection \d"
+"""Words that only a reader of the sources understands: nothing that is printed to choose from has them."""
 
 
 @pytest.fixture
@@ -104,11 +106,13 @@ BAD = [
     (1, ["run", "toys:HasBug", "split_digits", "--preset", "smoke"], "failed: RuntimeError: this method"),
     (2, ["list", "metods"], "metods: must be one of methods, tasks"),
     (2, ["list", "methods", "extra"], "unrecognized arguments: extra"),
+    (2, ["list", "methods", "--ranked"], "--ranked: tasks are ranked by, methods are not"),
     (2, ["show"], "arguments are required: RUN"),
     (2, ["show", "."], ". holds no run: there is no record.json"),
     (2, ["show", "nowhere"], "nowhere holds no run"),
     (2, ["figures"], "arguments are required: RUN"),
     (2, ["figures", "nowhere"], "nowhere holds no run"),
+    (2, ["figures", "nowhere", "--to", "f"], "nowhere holds no run"),
     (2, ["data"], "arguments are required: action"),
     (2, ["data", "fetch"], "fetch: must be one of list, get, check"),
     (2, ["data", "get"], "bench data get needs a name: mnist, fashion_mnist, digits"),
@@ -237,6 +241,7 @@ def test_help_shows_every_setting_with_its_documentation_and_default(call, metho
         assert not any(f"--{kind}.{name}" in out for name in entry.fixed)
     for field in fields(TrainerOptions):
         assert f"--trainer.{field.name}" in blocks
+    assert not re.search(SOURCES, out)
 
 
 def documented(cls):
@@ -389,15 +394,89 @@ def test_figures_draws_anew(call, done, tmp_path):
     assert [path.read_bytes() for path in paths] == before
 
 
-def test_list_shows_every_name(call):
+def test_a_user_s_own_task_says_how_its_runs_stand_together(call):
+    runs = [
+        call("run", m, "toys:ComparesItself", "--seed", s)[1].strip() for m, s in (("map", 0), ("map", 1))
+    ]
+    code, out, err = call("figures", *runs, "--to", "f")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "f/accuracy.svg",
+        "f/accuracy.png",
+        "method  seed",
+        "map     0",
+        "map     1",
+        "2 runs kept labels, log_probs, predicted",
+    ]
+    assert Path("f/accuracy.svg").read_text().startswith("<svg")
+    other = call(*SMOKE)[1].strip()
+    code, out, err = call("figures", *runs, other, "--to", "f")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "tasks of two kinds draw a figure named accuracy: draw their runs apart" in err
+
+
+def test_tasks_without_a_comparison_have_their_metrics_compared(call):
+    given = ("run", "map", "iris_depth", "--preset", "smoke", "--task.epochs", "1", "--seed")
+    runs = [call(*given, seed)[1].strip() for seed in range(3)]
+    code, out, err = call("figures", *runs, "--to", "f")
+    assert (code, err) == (0, "")
+    assert re.search(r"^iris_depth +accuracy +fraction +map, .* \(.* to .*, 95%, n = 3\)$", out, re.MULTILINE)
+    assert not Path("f").exists()
+    code, _, err = call("figures", *runs, runs[0], "--to", "f")
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "seed 0 is given twice" in err
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_list_shows_every_name_in_two_short_lines(call, monkeypatch, width):
+    monkeypatch.setattr(cli.output, "_width", width)
     code, out, err = call("list")
     assert (code, err) == (0, "")
+    lines = out.splitlines()
+    assert max(map(len, lines)) <= width
+    assert [line.split(":")[0][2:] for line in lines if re.match(r"  \w", line)].count("mfvi") == 1
     for name in [*registry.methods(), *registry.tasks()]:
-        assert re.search(rf"│ {name} +│", out)
-    only = call("list", "methods")[1]
-    assert "mfvi" in only
-    assert "split_digits" not in only
+        (at,) = (i for i, line in enumerate(lines) if re.match(rf"  {name}(:|$)", line))
+        below = [line.startswith("    ") for line in lines[at + 1 : at + 5]]
+        assert 1 <= [*below, False].index(False) <= 3
+    assert len(lines) < 250
+    assert "split_digits" not in call("list", "methods")[1]
     assert "mfvi" not in call("list", "tasks")[1]
+
+
+def test_list_shows_the_ranked_tasks_alone(call):
+    ranked = [
+        task["name"] for task in json.loads(call("list", "tasks", "--json")[1])["tasks"] if task["ranked"]
+    ]
+    assert "split_mnist" in ranked
+    assert "split_mnist_multi_head" not in ranked
+    out = call("list", "tasks", "--ranked")[1]
+    assert re.findall(r"^  (\w+)$", out, re.MULTILINE) == ranked
+    assert "not ranked" not in out
+
+
+def test_list_as_json_holds_what_is_declared(call):
+    found = json.loads(call("list", "--json")[1])
+    assert [m["name"] for m in found["methods"]] == list(registry.methods())
+    assert [t["name"] for t in found["tasks"]] == list(registry.tasks())
+    methods, tasks = ({entry["name"]: entry for entry in found[kind]} for kind in ("methods", "tasks"))
+    assert set(methods["mfvi"]["capabilities"]) == registry.method("mfvi").provides
+    assert methods["deep_ensemble"]["fixed"] == {"members": 3}
+    assert tasks["split_mnist"] == {
+        "name": "split_mnist",
+        "question": "Does sequential inference keep what earlier steps taught?",
+        "fixed": {"dataset": "mnist"},
+        "main_metric": "average_accuracy",
+        "needs": ["sequential"],
+        "ranked": True,
+    }
+    assert json.loads(call("list", "methods", "--json")[1]).keys() == {"methods"}
+
+
+def test_help_and_lists_need_no_document(call):
+    """Words of sources stand in the documentation of files, not in what is printed to choose from."""
+    for arguments in (["list"], ["list", "--help"], [*RUN, "--help"], ["figures", "--help"]):
+        assert not re.search(SOURCES, call(*arguments)[1])
 
 
 def test_data_lists_gets_and_checks(call, monkeypatch, tmp_path):

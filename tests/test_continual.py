@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,9 +12,9 @@ import torch
 
 import bench
 from bench import cli, records, registry
-from bench.contract import Row
+from bench.contract import FinishedRun, Row
 from bench.errors import UsageError
-from bench.runner import load_scores
+from bench.runner import finished, load_scores
 from bench.studies import continual
 
 
@@ -114,13 +115,16 @@ def runs(tmp_path_factory):
 
 def test_comparison_has_a_panel_per_task_and_a_line_per_variant(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["figures", "continual", *runs]) == 0
-    assert capsys.readouterr().out.split() == [
+    assert cli.main(["figures", *runs, "--to", "figures"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.split()[:4] == [
         "figures/accuracy.svg",
         "figures/accuracy.png",
         "figures/gradients.svg",
         "figures/gradients.png",
     ]
+    assert re.search(r"^split_digits +average_accuracy +fraction +map, \S+  .*n = 2", shown, re.MULTILINE)
+    assert re.search(r"^split_digits_multi_head +average_nll +nats +map, \S+  .*n = 1", shown, re.MULTILINE)
     text = Path("figures/accuracy.svg").read_text()
     for word in ("split_digits", "split_digits_multi_head", "No measure of sequential inference"):
         assert word in text
@@ -130,7 +134,7 @@ def test_comparison_has_a_panel_per_task_and_a_line_per_variant(runs, tmp_path, 
 
 def test_band_is_over_the_seeds_of_a_line(runs):
     loaded = [load_scores(Path(run)) for run in runs[:2]]
-    chart = continual.comparison([("a", "b", task, arrays) for task, arrays in loaded]).to_dict()
+    chart = continual.accuracies([finished(Path(run)) for run in runs[:2]]).to_dict()
     values = chart["concat"][0]["layer"][0]["data"]["values"]
     seen = np.array(
         [[row[:t].mean() for t, row in enumerate(task.accuracy_matrix(a), 1)] for task, a in loaded]
@@ -138,6 +142,11 @@ def test_band_is_over_the_seeds_of_a_line(runs):
     np.testing.assert_allclose([v["mean"] for v in values], seen.mean(0))
     np.testing.assert_allclose([v["high"] - v["mean"] for v in values], seen.std(0, ddof=1), atol=1e-12)
     assert [v["x"] for v in values] == [1, 2, 3, 4, 5]
+
+
+def of_curves(rows):
+    """A run with these curves, all else without meaning."""
+    return FinishedRun(None, "task", "task", "mfvi", "mfvi", "standard", 0, curves=rows)
 
 
 def test_gradients_are_of_step_2_and_their_ratio_is_of_each_seed(tmp_path):
@@ -151,19 +160,12 @@ def test_gradients_are_of_step_2_and_their_ratio_is_of_each_seed(tmp_path):
 
     records.write_curves(tmp_path, rows([4, 2], [0, 1]))
     seeds = [records.read_curves(tmp_path), rows([2, 2], [0, 3])]
-    chart = continual.gradients([("task", "line", rows) for rows in seeds]).to_dict()
+    chart = continual.gradients([of_curves(rows) for rows in seeds]).to_dict()
     panels = {panel["title"]: panel["data"]["values"] for panel in chart["concat"]}
     expected = {"Likelihood term": [3, 2], "Prior term": [0, 2], "Prior over likelihood": [0, 1]}
     assert {title: [v["mean"] for v in values] for title, values in panels.items()} == expected
     assert panels["Prior over likelihood"][1]["high"] == pytest.approx(1 + np.std([0.5, 1.5], ddof=1))
-    assert continual.gradients([("task", "line", [Row("accuracy", "pair 1", 1, 0.5)])]) is None
-
-
-def test_runs_of_other_tasks_are_refused_in_one_line(tmp_path, capsys):
-    values = {"depth": 1, "repetitions": 1, "epochs": 1}
-    run = bench.run("map", "iris_depth", preset="smoke", task_settings=values, out=tmp_path).directory
-    assert cli.main(["figures", "continual", str(run)]) == 2
-    assert "iris_depth, which is no task of continual learning" in capsys.readouterr().err
+    assert continual.gradients([of_curves([Row("accuracy", "pair 1", 1, 0.5)])]) is None
 
 
 # ---- the scenario is the name
@@ -181,7 +183,7 @@ OTHER = {
     "coreset_only": True,
 }
 """A value that no task has, of every setting that can be changed."""
-NAMED = [name for name, entry in registry.tasks().items() if hasattr(entry.cls, "accuracy_matrix")]
+NAMED = [name for name, entry in registry.tasks().items() if issubclass(entry.cls, continual.ContinualTask)]
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from bench.leaderboard.entries import committed
-from bench.runner import load_scores
-from bench.studies import singular
-from bench.studies.singular import FAR, LEARNED, Triplet
+from bench.runner import finished
+from bench.studies.singular import Triplet, claims, table
+from bench.studies.singular.claims import FAR, LEARNED
+from bench.tasks.singular_evidence import row
 
 EXPLAINED: dict[tuple[Triplet, str], str] = {}
 """(Triplet, method as committed) -> cause of |z| > 3 or of an sd above twice the published."""
@@ -23,8 +24,8 @@ EXPLAINED: dict[tuple[Triplet, str], str] = {}
 
 def test_the_published_numbers_show_the_claims_to_this_extent():
     """Pairs by claim, model and what the 95% interval says; 0 is not shown."""
-    found = singular.published_claims()
-    assert Counter((c.what, c.triplet.model, c.difference.sign) for c in found) == {
+    found = claims.published_claims()
+    assert Counter((c.what, c.triplet.model, c.difference.sign()) for c in found) == {
         (LEARNED, "tanh", 1): 14,
         (LEARNED, "tanh", 0): 9,
         (LEARNED, "tanh", -1): 1,
@@ -33,16 +34,16 @@ def test_the_published_numbers_show_the_claims_to_this_extent():
         (FAR, "reduced_rank", 1): 8,
         (FAR, "reduced_rank", 0): 2,  # one published repetition: no interval
     }
-    (against,) = [c for c in found if c.difference.sign < 0]
+    (against,) = [c for c in found if c.difference.sign() < 0]
     assert against.triplet == Triplet("tanh", 1024, 5.0, 0.0, 1.0)
     assert (against.gamma, against.gaussian) == ("nf_gamma_10_1_100_True", "nf_gaussian_0.1_0.001")
-    assert all(c.difference.sign == 1 for c in found if c.what == LEARNED and "_500_5_" in c.gamma)
+    assert all(c.difference.sign() == 1 for c in found if c.what == LEARNED and "_500_5_" in c.gamma)
 
 
 def test_a_published_difference_by_hand():
     """Table 3, H = 576, prior (0, 100): -14548.94 (4430.04, 10) against -87386.90 (26349.19, 10)."""
     triplet, gamma = Triplet("tanh", 576, 5.0, 0.0, 100.0), "nf_gamma_500_5_100_True"
-    (claim,) = [c for c in singular.published_claims() if (c.triplet, c.gamma) == (triplet, gamma)]
+    (claim,) = [c for c in claims.published_claims() if (c.triplet, c.gamma) == (triplet, gamma)]
     variance = 4430.04**2 / 10, 26349.19**2 / 10
     freedom = sum(variance) ** 2 / (sum(v**2 for v in variance) / 9)
     assert freedom == pytest.approx(9.51, abs=0.01)
@@ -59,22 +60,22 @@ def runs():
     """All committed runs, checked to be on the same data sets."""
     own = [(path, record) for path, record in committed() if record.task.name == "singular_evidence"]
     assert own, "no record of singular_evidence is committed"
-    found = [singular.Run.of(record, *load_scores(path)) for path, record in own]
-    singular.check(found)
+    found = [row(finished(path)) for path, _ in own]
+    table.check(found)
     return found
 
 
 @pytest.fixture(scope="module")
 def published_rows(runs):
     """Runs of the preset paper beside their published rows."""
-    lines = [singular.line(run) for run in runs if run.preset == "paper"]
+    lines = [table.line(run) for run in runs if run.preset == "paper"]
     return [line for line in lines if line.published is not None]
 
 
 def test_every_table_has_rows_of_both_sources(published_rows):
-    for table in (2, 3, 4):
-        methods = [line.run.method for line in published_rows if line.published.table == table]
-        assert {name.split("_")[1] for name in methods} == {"gamma", "gaussian"}, f"table {table}: {methods}"
+    for number in (2, 3, 4):
+        methods = [line.run.method for line in published_rows if line.published.table == number]
+        assert {name.split("_")[1] for name in methods} == {"gamma", "gaussian"}, f"table {number}: {methods}"
     learned = {line.run.method.split("_")[-1] for line in published_rows if "gamma" in line.run.method}
     assert learned == {"True", "False"}
     assert {len(line.run.psis) for line in published_rows} == {10}
@@ -101,22 +102,22 @@ def test_explained_rows_are_committed(published_rows):
 
 def test_the_claims_hold_on_our_rows(runs):
     """Where the published interval shows a claim, so does ours, and each claim is shown somewhere."""
-    ours = singular.claims([run for run in runs if run.preset == "paper" and run.num_train == 5000])
+    ours = claims.claims([run for run in runs if run.preset == "paper" and run.num_train == 5000])
 
     def pair(claim):
-        return claim.what, claim.triplet, singular.parsed(claim.gamma), singular.parsed(claim.gaussian)
+        return claim.what, claim.triplet, table.parsed(claim.gamma), table.parsed(claim.gaussian)
 
-    theirs = {pair(c) for c in singular.published_claims() if c.difference.sign == 1}
-    missed = [str(c) for c in ours if pair(c) in theirs and c.difference.sign != 1]
+    theirs = {pair(c) for c in claims.published_claims() if c.difference.sign() == 1}
+    missed = [str(c) for c in ours if pair(c) in theirs and c.difference.sign() != 1]
     assert not missed
-    assert {c.what for c in ours if c.difference.sign == 1} == {LEARNED, FAR}
+    assert {c.what for c in ours if c.difference.sign() == 1} == {LEARNED, FAR}
 
 
 def test_standard_is_no_worse_than_paper_on_any_row_tried(runs):
     """Every repetition converged, and Psi is higher, over all repetitions and on the shared data sets."""
     standard = [run for run in runs if run.preset.startswith("standard")]
     assert all(np.isfinite(run.psis).all() for run in standard)
-    found = singular.rises(runs)
+    found = claims.rises(runs)
     assert len(found) >= 6
     for rise in found:
         assert rise.standard.mean > rise.paper.mean, rise

@@ -5,16 +5,16 @@ from collections import Counter
 
 import numpy as np
 import pytest
-import toys
 from scipy import optimize, stats
 
 import bench
-from bench import figures
+from bench import figures, intervals
 from bench.cli import main
 from bench.errors import UsageError
-from bench.studies import bands, singular
-from bench.studies.singular import Run, Triplet
-from bench.tasks.singular_evidence import GRID, learning_coefficient
+from bench.studies import singular
+from bench.studies.singular import Run, Triplet, charts, claims, table
+from bench.studies.singular.charts import GRID
+from bench.studies.singular.theory import learning_coefficient
 
 FAR_PRIOR = Triplet("tanh", 576, 0.0, 5.0, 100.0)
 AT_FIVE = Triplet("tanh", 576, 5.0, 0.0, 100.0)
@@ -35,9 +35,9 @@ def run(method, psis, triplet=AT_FIVE, preset="paper", seed=1, num_train=5000, *
 
 
 def test_every_published_row_is_there():
-    rows = singular.published()
+    rows = table.published()
     assert Counter(row.table for row in rows) == {2: 64, 3: 64, 4: 48}
-    assert len({(row.triplet, singular.parsed(row.method)) for row in rows}) == len(rows)
+    assert len({(row.triplet, table.parsed(row.method)) for row in rows}) == len(rows)
     blocks = Counter((row.table, *row.triplet[1:]) for row in rows)
     for prior in ((5.0, 1.0), (5.0, 100.0)):
         assert blocks[2, 576, 0.0, *prior] == blocks[2, 1024, 0.0, *prior] == 16
@@ -69,7 +69,7 @@ def test_every_published_row_is_there():
     ],
 )
 def test_runs_find_their_published_row(triplet, method, moments):
-    row = singular.line(run(method, [-1.0, -2.0], Triplet(*triplet))).published
+    row = table.line(run(method, [-1.0, -2.0], Triplet(*triplet))).published
     assert (row.repetitions, row.mean, row.sd) == moments
 
 
@@ -79,15 +79,15 @@ def test_runs_find_their_published_row(triplet, method, moments):
 )
 def test_runs_without_a_published_row_have_none(other):
     given = {"triplet": FAR_PRIOR} | other
-    of = singular.line(run(GAUSSIAN, [-1.0, -2.0], **given))
+    of = table.line(run(GAUSSIAN, [-1.0, -2.0], **given))
     assert (of.published, of.z, of.sd_ratio) == (None, None, None)
-    assert singular.line(run("mfvi", [-1.0, -2.0], FAR_PRIOR)).published is None
+    assert table.line(run("mfvi", [-1.0, -2.0], FAR_PRIOR)).published is None
 
 
 def test_names_are_read_as_numbers():
-    assert singular.parsed("nf_gaussian_5_5e-2") == singular.parsed("nf_gaussian_5.0_0.05")
-    assert singular.parsed("nf_gamma_10_1_100_True") != singular.parsed("nf_gamma_10_1_100_False")
-    assert singular.parsed("full_cov_vi") == ("full", "cov", "vi")
+    assert table.parsed("nf_gaussian_5_5e-2") == table.parsed("nf_gaussian_5.0_0.05")
+    assert table.parsed("nf_gamma_10_1_100_True") != table.parsed("nf_gamma_10_1_100_False")
+    assert table.parsed("full_cov_vi") == ("full", "cov", "vi")
 
 
 # ---- rows
@@ -96,7 +96,7 @@ def test_names_are_read_as_numbers():
 def test_z_and_ratio_of_a_row():
     """Ours: mean -10000, sd 10 of 4; published: -14548.94, sd 4430.04 of 10."""
     values = [-10000 + 10 * math.sqrt(0.75) * sign for sign in (1, 1, -1, -1)]
-    of = singular.line(run(GAMMA, [*values, np.nan]))
+    of = table.line(run(GAMMA, [*values, np.nan]))
     assert (of.repetitions, of.mean, of.sd) == (4, pytest.approx(-10000), pytest.approx(10))
     assert of.z == pytest.approx(4548.94 / math.sqrt(25 + 4430.04**2 / 10))
     assert of.sd_ratio == pytest.approx(10 / 4430.04)
@@ -104,16 +104,16 @@ def test_z_and_ratio_of_a_row():
 
 @pytest.mark.parametrize(("psis", "count"), [([np.nan, np.nan], 0), ([-5.0, np.nan], 1)])
 def test_too_few_repetitions_have_no_z(psis, count):
-    of = singular.line(run(GAMMA, psis))
+    of = table.line(run(GAMMA, psis))
     assert (of.repetitions, of.sd, of.z) == (count, None, None)
     assert of.mean == (None if count == 0 else -5.0)
-    (cells,) = singular.table([of.run])
-    assert cells[singular.HEADER.index("count")] == f"{count} of 2"
+    (cells,) = table.rows([of.run])
+    assert cells[table.HEADER.index("count")] == f"{count} of 2"
 
 
 def test_no_z_against_a_single_published_repetition():
     triplet = Triplet("reduced_rank", 24, None, 5.0, 1.0)
-    assert singular.line(run("nf_gamma_500_5_100_True", [-1.0, -2.0], triplet)).z is None
+    assert table.line(run("nf_gamma_500_5_100_True", [-1.0, -2.0], triplet)).z is None
 
 
 def test_table_has_the_order_and_the_numbers_of_the_document():
@@ -123,7 +123,7 @@ def test_table_has_the_order_and_the_numbers_of_the_document():
         run(GAUSSIAN, [-10000.0, -11000.0], FAR_PRIOR, leading_term=-100.0),
         run("nf_gaussian_0_1", [-4700.0, -4710.0], FAR_PRIOR, leading_term=-100.0),
     ]
-    rows = [dict(zip(singular.HEADER, row, strict=True)) for row in singular.table(runs)]
+    rows = [dict(zip(table.HEADER, row, strict=True)) for row in table.rows(runs)]
     assert [row["method"] for row in rows] == ["nf_gaussian_0_1", GAUSSIAN, GAMMA, "mfvi"]
     assert [row["table"] for row in rows] == ["2", "2", "3", "-"]
     assert [row["published mean"] for row in rows] == ["-4694.71", "-10974.67", "-14548.94", "-"]
@@ -140,9 +140,9 @@ def test_welchs_interval_is_scipys():
     rng = np.random.default_rng(0)
     a, b = rng.normal(3, 1, 10), rng.normal(1, 7, 5)
     expected = stats.ttest_ind(a, b, equal_var=False).confidence_interval()
-    found = singular.difference(dict(enumerate(a)), dict(enumerate(b, 100)))
+    found = claims.difference(dict(enumerate(a)), dict(enumerate(b, 100)))
     assert (found.low, found.high) == pytest.approx(tuple(expected))
-    assert found.how == "Welch"
+    assert found.basis == "Welch"
 
 
 def test_shared_data_sets_are_paired():
@@ -151,25 +151,25 @@ def test_shared_data_sets_are_paired():
     a, b = base + rng.normal(1, 0.1, 8), base
     first, second = dict(enumerate(a)), dict(enumerate(b)) | {99: 1e5}
     expected = stats.ttest_rel(a, b).confidence_interval()
-    found = singular.difference(first, second)
+    found = claims.difference(first, second)
     assert (found.low, found.high) == pytest.approx(tuple(expected))
-    assert (found.how, found.sign) == ("paired over 8 data sets", 1)
-    back = singular.difference(second, first)
-    assert (back.centre, back.sign) == (pytest.approx(-found.centre), -1)
+    assert (found.basis, found.sign()) == ("paired over 8 data sets", 1)
+    back = claims.difference(second, first)
+    assert (back.centre, back.sign()) == (pytest.approx(-found.centre), -1)
 
 
 def test_too_few_data_sets_have_no_interval():
-    found = singular.difference({0: 1.0, 1: 2.0}, {0: 0.0, 1: 0.0})
-    assert (found.centre, found.sign) == (1.5, 0)
-    assert "no interval below 3" in str(found)
-    assert singular.difference({}, {0: 0.0}) is None
+    found = claims.difference({0: 1.0, 1: 2.0}, {0: 0.0, 1: 0.0})
+    assert (found.centre, found.sign()) == (1.5, 0)
+    assert "no interval below 3" in f"{found:.2f}"
+    assert claims.difference({}, {0: 0.0}) is None
 
 
 def test_paired_interval_covers():
     """300 intervals of 95%: fewer than 270 that cover have probability 2e-4."""
     rng = np.random.default_rng(1)
     changes = rng.normal(2, 3, (300, 10))
-    found = [singular.difference(dict(enumerate(c)), dict.fromkeys(range(10), 0.0)) for c in changes]
+    found = [claims.difference(dict(enumerate(c)), dict.fromkeys(range(10), 0.0)) for c in changes]
     assert sum(f.low < 2 < f.high for f in found) >= 270
 
 
@@ -180,41 +180,44 @@ def test_pairs_have_sources_of_one_mean():
     psis = [-1.0, -2.0, -3.0]
     names = [GAMMA, "nf_gamma_500_5_100_False", "nf_gamma_100_1_100_True"]
     names += [GAUSSIAN, "nf_gaussian_1_1e-2", "mfvi"]
-    found = singular.claims([run(name, psis) for name in names])
+    found = claims.claims([run(name, psis) for name in names])
     assert {(c.what, c.gamma, c.gaussian) for c in found} == {
-        (singular.LEARNED, GAMMA, GAUSSIAN),
-        (singular.LEARNED, "nf_gamma_100_1_100_True", "nf_gaussian_1_1e-2"),
+        (claims.LEARNED, GAMMA, GAUSSIAN),
+        (claims.LEARNED, "nf_gamma_100_1_100_True", "nf_gaussian_1_1e-2"),
     }
-    found = singular.claims([run(name, psis, FAR_PRIOR) for name in names])
+    found = claims.claims([run(name, psis, FAR_PRIOR) for name in names])
     assert {(c.what, c.gamma, c.gaussian) for c in found} == {
-        (singular.FAR, GAMMA, GAUSSIAN),
-        (singular.FAR, "nf_gamma_500_5_100_False", GAUSSIAN),
+        (claims.FAR, GAMMA, GAUSSIAN),
+        (claims.FAR, "nf_gamma_500_5_100_False", GAUSSIAN),
     }
-    assert not singular.claims([run(name, psis, Triplet("linear", 5, 0.0, 0.0, 1.0)) for name in names])
+    assert not claims.claims([run(name, psis, Triplet("linear", 5, 0.0, 0.0, 1.0)) for name in names])
 
 
 def test_claims_pair_within_preset_and_size():
     runs = [run(GAMMA, [-1.0, -1.5, -2.0]), run(GAUSSIAN, [-3.0, -4.0, -5.0], preset="standard")]
-    assert not singular.claims(runs)
-    assert not singular.claims([runs[0], runs[1]._replace(preset="paper", num_train=500)])
-    (claim,) = singular.claims([runs[0], runs[1]._replace(preset="paper")])
-    assert (claim.difference.how, claim.difference.centre) == ("paired over 3 data sets", pytest.approx(2.5))
+    assert not claims.claims(runs)
+    assert not claims.claims([runs[0], runs[1]._replace(preset="paper", num_train=500)])
+    (claim,) = claims.claims([runs[0], runs[1]._replace(preset="paper")])
+    assert (claim.difference.basis, claim.difference.centre) == (
+        "paired over 3 data sets",
+        pytest.approx(2.5),
+    )
     assert str(claim).endswith(": shown")
 
 
 def test_seeds_are_pooled():
     runs = [run(m, [c, c + 1], seed=s) for s in (1, 2) for m, c in ((GAMMA, -10.0), (GAUSSIAN, -20.0))]
-    (claim,) = singular.claims(runs)
-    assert (claim.difference.how, claim.difference.centre) == ("paired over 4 data sets", pytest.approx(10))
+    (claim,) = claims.claims(runs)
+    assert (claim.difference.basis, claim.difference.centre) == ("paired over 4 data sets", pytest.approx(10))
 
 
 def test_rise_of_the_standard_preset():
     runs = [run(GAMMA, [-1.0, -2.0, -3.0], preset="standard"), run(GAMMA, [-2.0, -4.0, -6.0])]
     runs += [run(GAUSSIAN, [-2.0, -4.0, -6.0])]
-    (rise,) = singular.rises(runs)
+    (rise,) = claims.rises(runs)
     assert (rise.method, rise.paper.mean, rise.standard.mean) == (GAMMA, -4.0, -2.0)
     assert rise.difference.centre == 2.0
-    (rise,) = singular.rises([runs[0], run(GAMMA, [np.nan] * 3)])
+    (rise,) = claims.rises([runs[0], run(GAMMA, [np.nan] * 3)])
     assert (rise.paper, rise.difference) == (None, None)
 
 
@@ -228,20 +231,20 @@ def test_slope_is_that_of_least_squares():
     log_n = np.log(sizes)
     psis = -7.0 + (-3 + rng.normal(0, 0.2, 6))[:, None] * log_n + rng.normal(0, 0.1, (6, 3))
     runs = [run(GAMMA, psis[:, i], well, num_train=n) for i, n in enumerate(sizes)]
-    (found,) = singular.slopes(runs[::-1])
+    (found,) = claims.slopes(runs[::-1])
     assert found.sizes == sizes
     assert found.slope == pytest.approx(stats.linregress(log_n, psis.mean(0)).slope)
     each = [stats.linregress(log_n, p).slope for p in psis]
     assert found.standard_error == pytest.approx(stats.sem(each))
     assert found.expected == pytest.approx(-(16 + 16 + 4) / 18)
     lost = runs[1]._replace(psis=np.r_[np.nan, psis[1:, 1]])
-    (found,) = singular.slopes([runs[0], lost, runs[2]])
+    (found,) = claims.slopes([runs[0], lost, runs[2]])
     assert (found.repetitions, found.slope) == (5, pytest.approx(np.mean(each[1:])))
 
 
 def test_slope_needs_several_sizes_and_a_repetition():
-    assert not singular.slopes([run(GAMMA, [-1.0]), run(GAUSSIAN, [-1.0], num_train=100)])
-    (found,) = singular.slopes([run(GAMMA, [np.nan]), run(GAMMA, [-1.0], num_train=100)])
+    assert not claims.slopes([run(GAMMA, [-1.0]), run(GAUSSIAN, [-1.0], num_train=100)])
+    (found,) = claims.slopes([run(GAMMA, [np.nan]), run(GAMMA, [-1.0], num_train=100)])
     assert (math.isnan(found.slope), found.repetitions, found.expected) == (True, 0, None)
 
 
@@ -267,7 +270,7 @@ def test_learning_coefficients_are_those_of_table_1(model, hidden, true_weight, 
 def test_mixture_quantiles_are_the_roots_of_the_mixture():
     rng = np.random.default_rng(0)
     functions = rng.normal(0, 1, (40, 6)) * np.array([0, 0.1, 1, 10, 1e3, 1e5]) + np.arange(6)
-    found = bands.mixture_quantiles(functions, (0.05, 0.5, 0.95))
+    found = intervals.mixture_quantiles(functions, (0.05, 0.5, 0.95))
     assert found.shape == (3, 6)
     for p, row in zip((0.05, 0.5, 0.95), found, strict=True):
         for f, quantile in zip(functions.T, row, strict=True):
@@ -279,7 +282,7 @@ def test_mixture_quantiles_are_the_roots_of_the_mixture():
 
 
 def test_one_draw_has_the_quantiles_of_a_normal():
-    found = bands.mixture_quantiles(np.array([[2.0, -3000.0]], np.float32), (0.05, 0.95))
+    found = intervals.mixture_quantiles(np.array([[2.0, -3000.0]], np.float32), (0.05, 0.95))
     normal = stats.norm.ppf([0.05, 0.95])[:, None] + np.array([2.0, -3000.0])
     np.testing.assert_allclose(found, normal, atol=1e-9)
 
@@ -301,7 +304,7 @@ def values(chart):
 def test_bands_show_the_truth_and_its_noise(triplet, scale, tmp_path):
     functions = np.full((500, len(GRID)), 3.0, np.float32)
     runs = [run(m, [-1.0, -2.0], triplet, functions=functions) for m in (GAMMA, GAUSSIAN)]
-    (chart,) = (charts := singular.predictive_charts(runs)).values()
+    (chart,) = (drawn := charts.predictive_charts(runs)).values()
     rows = list(values(chart.to_dict()))
     assert {row["x"] for row in rows} == set(GRID)
     for row in rows:
@@ -310,7 +313,7 @@ def test_bands_show_the_truth_and_its_noise(triplet, scale, tmp_path):
         assert row["high"] - row["centre"] == pytest.approx(1.6448536)
         assert row["centre"] - row["low"] == pytest.approx(1.6448536)
     assert chart.to_json().count('"title": [') == 2
-    assert len(figures.save(charts, tmp_path)) == 2
+    assert len(figures.save(drawn, tmp_path)) == 2
 
 
 def test_psi_against_n_is_drawn(tmp_path):
@@ -318,15 +321,15 @@ def test_psi_against_n_is_drawn(tmp_path):
     runs = [
         run(GAMMA, [-n / 10, -n / 10 - 2], well, num_train=n, leading_term=-float(n)) for n in (100, 1000)
     ]
-    (chart,) = (charts := singular.psi_charts(runs)).values()
+    (chart,) = (drawn := charts.psi_charts(runs)).values()
     rows = {(row["series"], row["x"]): row for row in values(chart.to_dict())}
     assert len(rows) == 4
     shown = rows["Psi", 100]
     assert (shown["centre"], shown["high"] - shown["low"]) == (-11, pytest.approx(2))  # standard error 1
     assert rows["-lambda log n + (m - 1) log log n", 1000]["centre"] == -1000
     assert '"type": "log"' in chart.to_json()
-    assert len(figures.save(charts, tmp_path)) == 2
-    assert not singular.psi_charts([runs[0], run(GAMMA, [np.nan], well, num_train=5)])
+    assert len(figures.save(drawn, tmp_path)) == 2
+    assert not charts.psi_charts([runs[0], run(GAMMA, [np.nan], well, num_train=5)])
 
 
 # ---- what is refused
@@ -334,20 +337,20 @@ def test_psi_against_n_is_drawn(tmp_path):
 
 def test_runs_that_do_not_share_their_data_are_refused():
     ours, theirs = run(GAMMA, [-1.0, -2.0]), run(GAUSSIAN, [-1.0, -2.0, -3.0])
-    singular.check([ours, theirs])
+    table.check([ours, theirs])
     other = theirs._replace(digests=theirs.digests[::-1])
     with pytest.raises(UsageError, match="has other data sets than"):
-        singular.comparison([ours, other])
-    singular.check([ours, other._replace(seed=2)])
-    singular.check([ours, other._replace(num_train=10)])
-    singular.check([ours, other._replace(triplet=FAR_PRIOR)])
+        singular.compare([ours, other])
+    table.check([ours, other._replace(seed=2)])
+    table.check([ours, other._replace(num_train=10)])
+    table.check([ours, other._replace(triplet=FAR_PRIOR)])
     with pytest.raises(UsageError, match="other data sets"):  # the prior draws no data
-        singular.check([ours, other._replace(triplet=AT_FIVE._replace(prior_mean=9.0))])
+        table.check([ours, other._replace(triplet=AT_FIVE._replace(prior_mean=9.0))])
 
 
 def test_runs_given_twice_are_refused():
     with pytest.raises(UsageError, match=r"nf_gaussian_5_5e-2 \(tanh, H = 576.*seed 1\): given twice"):
-        singular.comparison([run(GAUSSIAN, [-1.0]), run(GAUSSIAN, [-1.0])])
+        singular.compare([run(GAUSSIAN, [-1.0]), run(GAUSSIAN, [-1.0])])
 
 
 # ---- the command
@@ -363,7 +366,7 @@ def test_command_draws_tabulates_and_says(tmp_path, capsys):
         for method, n in ((GAMMA, 50), (GAUSSIAN, 50), ("mfvi", 50), ("mfvi", 100))
     ]
     capsys.readouterr()
-    assert main(["figures", "singular", *map(str, done), "--to", str(tmp_path / "f")]) == 0
+    assert main(["figures", *map(str, done), "--to", str(tmp_path / "f")]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert len(list((tmp_path / "f").glob("predictive-*.svg"))) == 2
     assert len(list((tmp_path / "f").glob("psi-*.svg"))) == 1
@@ -372,11 +375,3 @@ def test_command_draws_tabulates_and_says(tmp_path, capsys):
     assert all("standard, epochs=2, draws=10" in row for row in shown[header + 1 : header + 5])
     assert sum(f"{GAMMA} minus {GAUSSIAN} in Psi is" in row for row in shown) == 1
     assert sum("mfvi: Psi has slope" in row and "-lambda is -1" in row for row in shown) == 1
-
-
-def test_command_refuses_other_runs(tmp_path, capsys):
-    done = bench.run("map", "split_digits", task_settings=toys.FEW, out=tmp_path)
-    assert main(["figures", "singular", str(done.directory)]) == 2
-    assert "is a run of split_digits, which is not singular_evidence" in " ".join(
-        capsys.readouterr().err.split()
-    )

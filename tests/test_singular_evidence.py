@@ -23,8 +23,10 @@ from bench.errors import Diverged, UsageError
 from bench.methods.linear import Linear
 from bench.methods.nf_gaussian import NFGaussian
 from bench.runner import load_scores
+from bench.studies.singular import tanh_network
+from bench.studies.singular.tanh_network import TanhNetwork
 from bench.tasks import singular_evidence as task
-from bench.tasks.singular_evidence import Settings, SingularEvidence, TanhNetwork
+from bench.tasks.singular_evidence import Settings, SingularEvidence
 from bench.weights import forward
 
 FEW = {"hidden": 3, "num_train": 20, "repetitions": 2, "epochs": 2, "draws": 5, "prior_mean": 0.4}
@@ -556,7 +558,7 @@ def test_tanh_network_under_stacked_weights():
 def test_tanh_network_as_the_compiler_sees_it(scale):
     """Whose powers of 2 overflow in units that are saturated."""
     a, b, x = weights_of(4, scale=scale)
-    found = task._FusedTanhSums.apply(x[0, :, 0], a, b)[..., None]
+    found = tanh_network._FusedTanhSums.apply(x[0, :, 0], a, b)[..., None]
     assert_same(found, torch.stack([plain(*w, x[0]) for w in zip(a, b, strict=True)]), (a, b))
 
 

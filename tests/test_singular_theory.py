@@ -20,7 +20,7 @@ from bench.methods.nf_gamma import (
     truncated_moment,
     truncated_normalizer,
 )
-from bench.tasks.singular_evidence import rlct_reduced_rank, rlct_tanh
+from bench.studies.singular.theory import rlct_reduced_rank, rlct_tanh
 
 PAGE = Path(__file__).parent.parent / "docs" / "tasks" / "singular_theory.md"
 

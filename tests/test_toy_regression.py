@@ -9,7 +9,7 @@ from scipy import stats
 
 from bench import figures, registry
 from bench.batches import batches
-from bench.contract import Undefined
+from bench.contract import FinishedRun, Undefined
 from bench.data import array_digest
 from bench.energy import likelihood_term
 from bench.predictions import Gaussian
@@ -300,12 +300,25 @@ def test_run_cannot_reach_the_test_targets(monkeypatch):
 # ---- figures
 
 
-def test_bands_of_several_runs_stand_beside_each_other():
-    narrow = toy_regression.bands(normal_arrays(lambda x: np.full_like(x, 0.1), 50), "narrow")
-    wide = toy_regression.bands(normal_arrays(lambda x: np.full_like(x, 0.5), 50), "wide")
-    assert [row.x for row in narrow] == GRID.tolist()
-    chart = toy_regression.chart(narrow + wide).to_dict()
-    assert [panel["title"] for panel in chart["concat"]] == ["narrow", "wide"]
+def finished(method, arrays, seed=0):
+    return FinishedRun(
+        make(), "toy_regression", "toy_regression", method, method, "standard", seed, arrays=arrays
+    )
+
+
+def test_functions_of_several_runs_stand_beside_each_other():
+    narrow = normal_arrays(lambda x: np.full_like(x, 0.1), 50)
+    wide = normal_arrays(lambda x: np.full_like(x, 0.5), 50)
+
+    def titles(*runs):
+        (chart,) = ToyRegression.compare(runs).charts.values()
+        return [panel["title"] for panel in chart.to_dict()["concat"]]
+
+    assert titles(finished("narrow", narrow), finished("wide", wide)) == ["narrow", "wide"]
+    referred = wide | make().reference(narrow)
+    assert titles(finished("wide", referred), finished("narrow", narrow)) == ["reference", "wide", "narrow"]
+    seeds = titles(finished("wide", wide), finished("wide", narrow, seed=1))
+    assert seeds == ["wide, seed 0", "wide, seed 1"]
 
 
 def test_reference_is_drawn_beside_the_run(tmp_path):

@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import altair as alt
 import torch
 
-from bench.contract import Arrays, Batch, Noise, Prediction
+from bench.contract import Arrays, Batch, Comparison, FinishedRun, Noise, Prediction
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
 from bench.predictions import Categorical
@@ -172,6 +174,18 @@ class CannotScore(OwnTask):
     def score(self, arrays: Arrays) -> dict[str, float]:
         """Lacks most metrics."""
         return {"average_accuracy": 1.0}
+
+
+class ComparesItself(OwnTask):
+    """A task that says itself how its runs stand together."""
+
+    @classmethod
+    def compare(cls, runs: Sequence[FinishedRun]) -> Comparison:
+        """A figure named like one of the other tasks of its kind, a row per run, and a sentence."""
+        chart = alt.Chart(alt.Data(values=[{"x": run.seed} for run in runs])).mark_point().encode(x="x:Q")
+        rows = [[run.method_identity, str(run.seed)] for run in runs]
+        names = ", ".join(sorted(runs[0].arrays))
+        return Comparison({"accuracy": chart}, ["method", "seed"], rows, [f"{len(runs)} runs kept {names}"])
 
 
 class LogsInfinity(OwnTask):

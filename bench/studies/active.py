@@ -17,7 +17,8 @@ from torch.utils.data import TensorDataset
 
 from bench import data, networks, randomness
 from bench.contract import NetworkFactory
-from bench.studies import acquisition, bands, risk
+from bench.intervals import Band, paired_ratio
+from bench.studies import acquisition, risk
 
 NUM_CLASSES = 10
 FLOOR = 0.1
@@ -329,15 +330,15 @@ class Trajectories:
         """`[R, K]`, in nats squared."""
         return self.bias(proposal, estimator) ** 2
 
-    def ratio(self, guide: str) -> bands.Band:
+    def ratio(self, guide: str) -> Band:
         """Mean squared error of LURE over that of the mean of as many uniform draws, `[K]`, 95% over R.
 
         Where all losses are equal no draw can help, and it is 1.
         """
         uniform = self.squared_error("uniform", "plain")
         if uniform.mean(0).min() <= (_ROUNDING * self.risk) ** 2:
-            return bands.Band(*np.ones((3, len(self.points))))
-        return bands.paired_ratio(self.squared_error(guide, "lure"), uniform)
+            return Band.flat(np.ones(len(self.points)))
+        return paired_ratio(self.squared_error(guide, "lure"), uniform)
 
     def ratio_at_least(self, guide: str) -> np.ndarray:
         """Exact lower bound of what `ratio` estimates, `[K]`: what the first draw alone adds to the variance.

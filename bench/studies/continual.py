@@ -6,6 +6,7 @@ One row alone is joint training. Shapes: N examples, C classes.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Protocol
@@ -19,13 +20,16 @@ from bench import diagnostics, figures, metrics, priors, randomness
 from bench.contract import (
     Arrays,
     Budget,
+    Comparison,
     Engine,
+    FinishedRun,
     Method,
     Metric,
     Metrics,
     Prior,
     Problem,
     Row,
+    Task,
     Undefined,
 )
 from bench.errors import UsageError
@@ -255,8 +259,8 @@ def charts(matrix: np.ndarray, what: str, chance: float, notes: Sequence[str] = 
     return {"accuracy_matrix": heat_map, "accuracy_by_step": against_step}
 
 
-class Sequential(Protocol):
-    """What a comparison needs of a task."""
+class ContinualTask(Task):
+    """A task that learns step after step, and is tested on the steps so far: its runs stand in one figure."""
 
     chance: float
     """Accuracy of guessing."""
@@ -264,49 +268,54 @@ class Sequential(Protocol):
     @property
     def warning(self) -> str:
         """What every figure must say; empty if nothing."""
+        return ""
 
-    def accuracy_matrix(self, arrays: Arrays) -> np.ndarray:
+    @staticmethod
+    @abstractmethod
+    def accuracy_matrix(arrays: Arrays) -> np.ndarray:
         """A[t, s]."""
 
+    @classmethod
+    def compare(cls, runs: Sequence[FinishedRun]) -> Comparison:
+        """Accuracy step by step, the gradients of step 2 of runs that kept them, and all metrics."""
+        charts = {"accuracy": accuracies(runs), "gradients": gradients(runs)}
+        return replace(super().compare(runs), charts={n: c for n, c in charts.items() if c is not None})
 
-def comparison(runs: Sequence[tuple[str, str, Sequential, Arrays]]) -> Any:
+
+def accuracies(runs: Sequence[FinishedRun]) -> Any:
     """Accuracy on what was seen so far against the step, as in thesis 004, Figs 5.2 and 5.3.
 
-    Args:
-        runs: Of each the name of its task, the name of its line, task and arrays. Runs of one line are seeds.
+    A panel per task, a line per method and variant, a band of one standard deviation over its seeds.
     """
     found = []
-    for name, line, task, arrays in runs:
-        matrix = task.accuracy_matrix(arrays)
+    for run in runs:
+        matrix = run.task.accuracy_matrix(run.arrays)
         points = [(float(t), float(row[:t].mean())) for t, row in enumerate(matrix, 1)]
         if len(matrix) == 1:  # joint training, which has seen everything
             points = [(float(matrix.shape[1]), float(matrix.mean()))]
-        found.append(figures.Curve(name, line, points))
-    chance = {name: task.chance for name, _, task, _ in runs}
-    notes = {name: task.warning for name, _, task, _ in runs}
+        found.append(figures.Curve(run.task_name, run.line, points))
+    chance = {run.task_name: run.task.chance for run in runs}
+    notes = {run.task_name: run.task.warning for run in runs}
     return figures.panels(found, "step", "accuracy on the steps seen so far", chance, notes)
 
 
-def gradients(runs: Sequence[tuple[str, str, Sequence[Row]]]) -> Any | None:
+def gradients(runs: Sequence[FinishedRun]) -> Any | None:
     """What pulled at the last layer in every epoch of step 2, as in thesis 004, Fig. 5.1.
 
     The prior term has no gradient where the second fit starts, at the optimum of that term, for the methods
     whose posterior is their next prior; so the share begins there at 0.
 
-    Args:
-        runs: Of each the name of its task, the name of its line, and its curves. Runs of one line are seeds.
-
     Returns:
         Norms of both terms, and prior over likelihood; None if no run has them.
     """
     found = []
-    for name, line, rows in runs:
+    for run in runs:
         norms = {
-            curve: {row.x: row.value for row in rows if (row.curve, row.series) == (curve, "step 2")}
+            curve: {row.x: row.value for row in run.curves if (row.curve, row.series) == (curve, "step 2")}
             for curve in ("likelihood_gradient", "prior_gradient")
         }
         likelihood, prior = norms["likelihood_gradient"], norms["prior_gradient"]
-        series = f"{name}: {line}"
+        series = f"{run.task_name}: {run.line}"
         if likelihood:
             share = [(x, prior[x] / value) for x, value in likelihood.items() if value > 0]
             found += [

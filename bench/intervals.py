@@ -1,28 +1,30 @@
-"""Statistics over trajectories or runs along a curve: bands, paired differences and ratios, and their figure.
+"""Intervals of means and bands of curves: what may be said of repetitions, and how surely.
 
-Shapes: R independent repetitions (trajectories, runs), M points of the curve: values are `[R, M]`.
+Shapes: R independent repetitions (seeds, trajectories, data sets), M points of a curve: values are `[R, M]`.
 
-A simultaneous band covers the whole expected curve with the stated probability, not each point by itself: if
-it excludes 0 at some point, that point's mean is not 0, however many points were looked at. It is that of
-single-step max-t intervals (Hothorn, Bretz and Westfall 2008): mean +- c standard errors, c the quantile of
-the largest |t| over the curve. The correlations are those of the sample, by a normal multiplier bootstrap of
-the rows (Chernozhukov, Chetverikov and Kato 2013), over the root of a chi-squared with R - 1 degrees of
-freedom. Fewer than 40 repetitions tell no correlations: they get Student's intervals by Bonferroni, which are
-never too narrow, and of a few seeds very wide. Means of R rows must be nearly normal.
+An interval is Student's, over the values or over paired differences; two samples that share nothing have
+Welch's. A simultaneous band covers the whole expected curve with the stated probability, not each point by
+itself: if the band excludes 0 at some point, that point's mean is not 0, however many points were looked at.
+The band is that of single-step max-t intervals (Hothorn, Bretz and Westfall 2008): mean +- c standard errors,
+c the quantile of the largest |t| over the curve. The correlations are those of the sample, by a normal
+multiplier bootstrap of the rows (Chernozhukov, Chetverikov and Kato 2013), over the root of a chi-squared
+with R - 1 degrees of freedom. Fewer than 40 repetitions tell no correlations: they get Student's intervals by
+Bonferroni, which are never too narrow, and of a few seeds very wide. Means of R rows must be nearly normal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-import altair as alt
 import numpy as np
-from scipy import special, stats
+from scipy import special
 
 from bench import randomness
 from bench.errors import UsageError
 
+FEWEST = 3
+"""Values from which on an interval is given."""
 _DRAWS = 4000
 """Draws of the bootstrap: the level of a 95% band is off by 0.3 percentage points (standard error)."""
 _BLOCK = 500
@@ -32,12 +34,105 @@ _FEW = 40
 """Repetitions below which a band of 30 points would hold its curve in less than 93% (measured)."""
 
 
+# ---------------------------------------------------------------------------------------------- of a number
+
+
+class Interval(NamedTuple):
+    """A number with its 95% interval; both limits are NaN where there were fewer than FEWEST values.
+
+    `basis` says of what, such as "n = 5". `f"{interval:.3g}"` writes all three numbers in this format.
+    """
+
+    centre: float
+    low: float
+    high: float
+    basis: str
+
+    def __format__(self, form: str) -> str:
+        centre, low, high = (format(limit, form) for limit in self[:3])
+        if np.isnan(self.low):
+            return f"{centre} ({self.basis}: no interval below {FEWEST})"
+        return f"{centre} ({low} to {high}, 95%, {self.basis})"
+
+    @property
+    def half(self) -> float:
+        """Half the width."""
+        return (self.high - self.low) / 2
+
+    def sign(self, null: float = 0.0) -> int:
+        """1 or -1 where the interval lies above or below `null`, else 0."""
+        return int(self.low > null) - int(self.high < null)
+
+    def said(self, above: str, below: str, null: float = 0.0) -> str:
+        """What the interval shows; nothing is shown where it holds `null`."""
+        return {1: f": {above}", -1: f": {below}", 0: ": no difference shown"}[self.sign(null)]
+
+
+class Moments(NamedTuple):
+    """Mean and standard deviation (correction 1; None if unknown) of so many values."""
+
+    mean: float
+    sd: float | None
+    size: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Moments:
+        """Moments of at least one value; one value has no standard deviation."""
+        array = np.array(list(values))
+        return cls(float(array.mean()), float(array.std(ddof=1)) if len(array) > 1 else None, len(array))
+
+
+def standard_error(values: np.ndarray) -> float:
+    """Standard error of the mean of at least two values `[R]`."""
+    return float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def student(values: Sequence[float] | np.ndarray, basis: str | None = None) -> Interval:
+    """Student's 95% interval of the mean of at least one value; `basis` is "n = R" unless given."""
+    array = np.asarray(values, np.float64)
+    centre, basis = float(array.mean()), basis or f"n = {len(array)}"
+    if len(array) < FEWEST:
+        return Interval(centre, np.nan, np.nan, basis)
+    half = _quantile(0.025, len(array) - 1) * standard_error(array)
+    return Interval(centre, centre - half, centre + half, basis)
+
+
+def differences(first: Mapping[Any, float], second: Mapping[Any, float]) -> list[float]:
+    """First minus second, of the keys that both have, in order: of paired values, for `student`."""
+    return [first[key] - second[key] for key in sorted(first.keys() & second.keys())]
+
+
+def welch(first: Moments, second: Moments) -> Interval:
+    """Welch's 95% interval of first minus second, from moments alone, degrees of freedom by Satterthwaite."""
+    centre = first.mean - second.mean
+    if first.sd is None or second.sd is None or min(first.size, second.size) < FEWEST:
+        return Interval(centre, np.nan, np.nan, "Welch")
+    size = np.array([first.size, second.size])
+    variance = np.array([first.sd, second.sd]) ** 2 / size
+    freedom = variance.sum() ** 2 / (variance**2 / (size - 1)).sum()
+    half = _quantile(0.025, freedom) * float(np.sqrt(variance.sum()))
+    return Interval(centre, centre - half, centre + half, "Welch")
+
+
+def _quantile(tail: float, freedom: float) -> float:
+    """What Student's t exceeds with probability `tail`."""
+    return float(special.stdtrit(freedom, 1 - tail))
+
+
+# ----------------------------------------------------------------------------------------------- of a curve
+
+
 class Band(NamedTuple):
     """A curve `[M]` with its lower and upper limit."""
 
     centre: np.ndarray
     low: np.ndarray
     high: np.ndarray
+
+    @classmethod
+    def flat(cls, curve: np.ndarray) -> Band:
+        """A curve whose band has no width."""
+        return cls(curve, curve, curve)
 
     def excludes(self, value: float) -> np.ndarray:
         """Where the value lies outside, `[M]`."""
@@ -86,12 +181,11 @@ def paired_ratio(first: np.ndarray, second: np.ndarray, level: float = 0.95) -> 
     return Band(*(np.exp(log_ratio + limit) for limit in around))
 
 
-Kind = Literal["sd", "standard_error", "iqr", "simultaneous"]
+Kind = Literal["sd", "standard_error", "simultaneous"]
 
 CAPTIONS: dict[Kind, str] = {
     "sd": "band: 1 sd",
     "standard_error": "band: 1 standard error",
-    "iqr": "median, band: quartiles",
     "simultaneous": "band: simultaneous 95% of the mean",
 }
 
@@ -101,15 +195,12 @@ def band(values: np.ndarray, kind: Kind) -> Band:
 
     Args:
         values: `[R, M]`, R at least 2.
-        kind: sd and standard_error, mean +- one of it (correction 1); iqr, median and quartiles;
-            simultaneous, the band of `simultaneous_band` at 95%.
+        kind: sd and standard_error, mean +- one of it (correction 1); simultaneous, the band of
+            `simultaneous_band` at 95%.
     """
     if kind == "simultaneous":
         return simultaneous_band(values)
     values = _checked(values)
-    if kind == "iqr":
-        low, centre, high = np.quantile(values, [0.25, 0.5, 0.75], axis=0)
-        return Band(centre, low, high)
     width = values.std(0, ddof=1) / (1 if kind == "sd" else np.sqrt(len(values)))
     return Band(values.mean(0), values.mean(0) - width, values.mean(0) + width)
 
@@ -144,7 +235,7 @@ def _largest_t(values: np.ndarray, level: float) -> float:
     if not differ.any():
         return 0.0
     if rows < _FEW:
-        return float(stats.t.ppf(1 - (1 - level) / (2 * differ.sum()), rows - 1))
+        return _quantile((1 - level) / (2 * differ.sum()), rows - 1)  # by Bonferroni
     standardised = away[:, differ] / (sd[differ] * np.sqrt(rows))
     generator = np.random.default_rng(randomness.derive(0, "simultaneous band"))
     largest = []
@@ -162,56 +253,3 @@ def _checked(values: np.ndarray) -> np.ndarray:
     if not np.isfinite(values).all():
         raise UsageError("a band needs finite values")
     return values
-
-
-COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2")
-"""Of the series of a chart, in their order."""
-LEVEL = "#666666"
-"""Of its horizontal lines."""
-
-
-def chart(
-    series: Mapping[str, Band],
-    x: Sequence[float],
-    title: str | list[str],
-    x_title: str,
-    y_title: str,
-    levels: Mapping[str, float] | None = None,
-    logarithmic: bool = False,
-    logarithmic_x: bool = False,
-) -> Any:
-    """Curves with their bands over x, and named horizontal lines; what the bands are the title must say.
-
-    Args:
-        series: Name -> its band over x; in a legend in this order.
-        x: Abscissae `[M]`.
-        title: Perhaps of several lines.
-        x_title: Of the axis.
-        y_title: Of the axis.
-        levels: Name -> height of a dashed line.
-        logarithmic: A logarithmic y axis, for bands above 0.
-        logarithmic_x: A logarithmic x axis, for abscissae above 0.
-    """
-    names = [*series, *(levels or {})]
-    colours = [COLOURS[i % len(COLOURS)] for i in range(len(series))] + [LEVEL] * len(levels or {})
-    scale = alt.Scale(domain=names, range=colours)
-    colour = alt.Color("series:N", title=None, scale=scale, legend=alt.Legend(labelLimit=0, symbolOpacity=1))
-    axis = alt.Scale(type="log" if logarithmic else "linear", zero=False)
-    values = [
-        {"series": name, "x": float(at), "centre": float(c), "low": float(low), "high": float(high)}
-        for name, curve in series.items()
-        for at, c, low, high in zip(x, *curve, strict=True)
-    ]
-    across = alt.X("x:Q", title=x_title)
-    if logarithmic_x:
-        across = across.scale(type="log")
-    base = alt.Chart(alt.Data(values=values)).encode(x=across, color=colour)
-    layers = [
-        base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", scale=axis), y2="high:Q"),
-        base.mark_line().encode(y=alt.Y("centre:Q", title=y_title, scale=axis)),
-    ]
-    if levels:
-        heights = alt.Data(values=[{"series": name, "level": height} for name, height in levels.items()])
-        rule = alt.Chart(heights).mark_rule(strokeDash=[4, 4])
-        layers.append(rule.encode(y=alt.Y("level:Q", scale=axis), color=colour))
-    return alt.layer(*layers).properties(title=title, width=400, height=260)

@@ -1,0 +1,106 @@
+"""`bench list`: two short lines for every method, by what it provides, and every task, by its question."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any, Literal
+
+from bench import registry
+from bench.commands.parser import Parser, output
+from bench.contract import CAPABILITIES
+from bench.errors import UsageError
+
+Entry = dict[str, Any]
+"""What is declared of a name."""
+
+
+def show_names(arguments: list[str]) -> None:
+    """Prints methods by what they provide and tasks by their question, or both as JSON."""
+    parser = Parser("bench list", description="Show the methods and tasks there are.")
+    parser.add_argument(
+        "kind", nargs="?", type=Literal["methods", "tasks"], default=None, help="one kind alone"
+    )
+    parser.add_argument("--ranked", action="store_true", help="only tasks by which methods are ranked")
+    parser.add_argument(
+        "--json", action="store_true", help="for programs: a list per kind, an object per name"
+    )
+    chosen = parser.parse_args(arguments)
+    if chosen.ranked and chosen.kind == "methods":
+        raise UsageError("--ranked: tasks are ranked by, methods are not; give bench list tasks --ranked")
+    found = {}
+    if chosen.kind != "tasks" and not chosen.ranked:
+        found["methods"] = _methods()
+    if chosen.kind != "methods":
+        found["tasks"] = [task for task in _tasks() if task["ranked"] or not chosen.ranked]
+    if chosen.json:
+        print(json.dumps(found, indent=2))
+        return
+    for kind, (group, entry) in {
+        "methods": (_capabilities, _of_method),
+        "tasks": (_question, _of_task),
+    }.items():
+        for heading in dict.fromkeys(map(group, found.get(kind, []))):
+            _print(heading)
+            for first, second in (entry(each) for each in found[kind] if group(each) == heading):
+                _print(first, "  ")
+                if second:
+                    _print(second, "    ")
+            output.print()
+
+
+def _methods() -> list[Entry]:
+    return [
+        {
+            "name": name,
+            "summary": entry.summary,
+            "fixed": dict(entry.fixed) | ({"members": entry.members} if entry.members > 1 else {}),
+            "capabilities": [capability for capability in CAPABILITIES if capability in entry.provides],
+        }
+        for name, entry in registry.methods().items()
+    ]
+
+
+def _tasks() -> list[Entry]:
+    found = []
+    for name, entry in registry.tasks().items():
+        spec = entry.cls(registry.build(entry.cls.settings_class, dict(entry.fixed), "task")).spec
+        found.append(
+            {
+                "name": name,
+                "question": spec.question,
+                "fixed": dict(entry.fixed),
+                "main_metric": spec.main_metric,
+                "needs": sorted(spec.requires),
+                "ranked": spec.ranked,
+            }
+        )
+    return found
+
+
+def _capabilities(method: Entry) -> str:
+    return f"Methods that provide exactly {', '.join(method['capabilities']) or 'predictions'}"
+
+
+def _of_method(method: Entry) -> tuple[str, str]:
+    """The name with the method's title, and what the method does."""
+    title, _, how = method["summary"].partition(": ")
+    fixed = ", ".join(f"{name} {value}" for name, value in method["fixed"].items() if name != "members")
+    return f"{method['name']}: {title}" + (f", {fixed}" if fixed else ""), how
+
+
+def _question(task: Entry) -> str:
+    return task["question"]
+
+
+def _of_task(task: Entry) -> tuple[str, str]:
+    """The name; its main metric and the capabilities that a method needs."""
+    needs = f"; needs {', '.join(task['needs'])}" if task["needs"] else ""
+    ranked = "ranked by" if task["ranked"] else "not ranked; main metric"
+    return task["name"], f"{ranked} {task['main_metric']}{needs}"
+
+
+def _print(text: str, indent: str = "") -> None:
+    """One line, and a further one only where the terminal is too narrow."""
+    whole = textwrap.fill(text, output.width, initial_indent=indent, subsequent_indent=indent + "  ")
+    output.print(whole, soft_wrap=True)

@@ -1,0 +1,132 @@
+"""`bench run`: two passes over the arguments, since METHOD and TASK decide which flags there are."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from bench import registry
+from bench.commands.parser import Parser, add_run_arguments, errors, output
+from bench.commands.results import print_record
+from bench.errors import UsageError
+
+
+def _words(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
+    """Positional words and valued flags, before it is known which flags there are."""
+    words: list[str] = []
+    flags: dict[str, str] = {}
+    rest = iter(arguments)
+    for argument in rest:
+        if not argument.startswith("-"):
+            words.append(argument)
+        elif "=" in argument:
+            flag, _, value = argument.partition("=")
+            flags[flag] = value
+        elif argument not in ("--force", "--help", "-h", "--print_config"):
+            flags[argument] = next(rest, "")
+    return words, flags
+
+
+def _config(path: str | None) -> dict[str, Any]:
+    if path is None:
+        return {}
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(f"--config {path}: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"--config {path}: must hold settings by name, as --print_config prints them")
+    return content
+
+
+def _run_parser(method: str | None, task: str | None, preset: str) -> Parser:
+    parser = Parser("bench run", description="Fit METHOD on TASK, score it, write the record.")
+    parser.add_argument(
+        "--config", action="config", help="settings from a file, as --print_config prints them"
+    )
+    parser.add_argument("METHOD", help="name of a method (bench list methods) or package.module:Class")
+    parser.add_argument("TASK", help="name of a task (bench list tasks) or package.module:Class")
+    parser.add_argument(
+        "--preset",
+        type=Literal["smoke", "standard", "paper"],
+        default=preset,
+        help="smoke: under a minute, to see that all works; standard: the settings that are compared and "
+        "ranked; paper: the settings of the publication that the task comes from",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of everything random in the run")
+    parser.add_argument(
+        "--members",
+        type=int | None,
+        default=None,
+        help="fit so many independent copies and pool their draws; default is what the method's name says",
+    )
+    add_run_arguments(parser)
+    parser.add_argument(
+        "--wandb",
+        type=Literal["off", "offline", "online"],
+        default="off",
+        help="also log to Weights & Biases",
+    )
+    parser.add_argument("--force", action="store_true", help="replace what stands in the run's directory")
+    if method is not None and task is not None:
+        from bench.engine import TrainerOptions
+
+        m, t = registry.method(method), registry.task(task)
+        preset_m, preset_t, _ = registry.preset_values(m, t, preset)
+        for entry, flag, values in ((m, "method", preset_m), (t, "task", preset_t)):
+            parser.add_class_arguments(entry.cls.settings_class, flag, skip=set(entry.fixed))
+            parser.set_defaults({f"{flag}.{k}": v for k, v in values.items() if k not in entry.fixed})
+        parser.add_class_arguments(TrainerOptions, "trainer")
+    return parser
+
+
+def run(arguments: list[str]) -> None:
+    """Fits a method on a task; prints the record as words and its directory as the result."""
+    words, flags = _words(arguments)
+    config = _config(flags.get("--config"))
+    if not words and "METHOD" in config and "TASK" in config:
+        words = [config.pop("METHOD"), config.pop("TASK")]
+        arguments = [*words, *arguments]
+    preset = flags.get("--preset", config.get("preset", "standard"))
+    if len(words) < 2:
+        if {"-h", "--help"} & set(arguments):
+            _run_parser(None, None, preset).parse_args(["--help"])
+        raise UsageError("bench run needs METHOD and TASK; see bench list")
+    method, task = words[:2]
+    chosen = _run_parser(method, task, preset).parse_args(arguments)
+
+    from bench import runner
+    from bench.progress import shown
+
+    given = {}
+    defaults_m, defaults_t, _ = registry.preset_values(registry.method(method), registry.task(task), preset)
+    for flag, entry, defaults in (
+        ("method", registry.method(method), defaults_m),
+        ("task", registry.task(task), defaults_t),
+    ):
+        plain = {f.name: f.default for f in fields(entry.cls.settings_class)} | defaults
+        values = vars(chosen[flag]) if flag in chosen else {}
+        given[flag] = {k: v for k, v in values.items() if v != plain[k]}
+    with shown(errors, f"{method} {task}") as observer:
+        done = runner.run(
+            method,
+            task,
+            preset=preset,
+            seed=chosen.seed,
+            method_settings=given["method"],
+            task_settings=given["task"],
+            members=chosen.members,
+            trainer=vars(chosen.trainer) if "trainer" in chosen else {},
+            threads=chosen.threads,
+            out=chosen.out,
+            data_dir=chosen.data_dir,
+            wandb=chosen.wandb,
+            force=chosen.force,
+            observers=(observer,),
+        )
+    if done.record is not None:
+        print_record(done.directory, errors)
+        output.print(str(done.directory), soft_wrap=True)

@@ -1,0 +1,134 @@
+"""Many runs at a time: `bench sweep` and `bench tune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from rich.table import Table
+
+from bench import registry
+from bench.commands.parser import Parser, add_run_arguments, errors, output
+from bench.errors import BenchError, Diverged, UsageError
+
+
+def sweep(arguments: list[str]) -> int:
+    """Runs every cell of a grid; returns the exit code of the worst."""
+    from bench.progress import shown
+    from bench.sweep import read, run_cell
+
+    parser = Parser("bench sweep", description="Run every cell of a grid, and go on after one that fails.")
+    parser.add_argument(
+        "--grid",
+        type=str,
+        required=True,
+        help="YAML: methods, tasks, seeds, preset, members, and settings under method and task; "
+        "each a value or a list, of which the product is run; or a list of such blocks",
+    )
+    add_run_arguments(parser)
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="run failed cells again, and replace finished runs whose preset has changed since",
+    )
+    chosen = parser.parse_args(arguments)
+    if chosen.threads is not None and chosen.threads < 1:
+        raise UsageError(f"--threads {chosen.threads}: must be 1 or more")
+    cells = read(Path(chosen.grid))
+    for cell in cells:  # what can be refused is told before hours are spent on the others
+        try:
+            cell.choice()
+        except UsageError as error:
+            errors.print(f"{cell}: refused: {error}", soft_wrap=True)
+    outcomes = []
+    for number, cell in enumerate(cells, 1):
+        with shown(errors, f"{number} of {len(cells)}: {cell}") as observer:
+            outcomes.append(
+                run_cell(
+                    cell,
+                    out=chosen.out,
+                    data_dir=chosen.data_dir,
+                    threads=chosen.threads,
+                    force=chosen.force,
+                    observers=(observer,),
+                )
+            )
+    table = Table(title=f"{len(cells)} cells", title_justify="left")
+    for column in ("cell", "preset", "status", "main metric", "value"):
+        table.add_column(column, overflow="fold")
+    for outcome in outcomes:
+        record, preset = outcome.record, outcome.cell.preset
+        if record is None:
+            table.add_row(str(outcome.cell), preset, f"refused: {outcome.refusal}", "-", "-")
+            continue
+        value = record.metrics[record.task.main_metric]
+        shown_value = "-" if value is None else f"{value:.4f}"
+        status = record.reason or record.status
+        table.add_row(str(outcome.cell), preset, status, record.task.main_metric, shown_value)
+    errors.print(table)
+    for directory in dict.fromkeys(o.directory for o in outcomes if o.record is not None):
+        output.print(str(directory), soft_wrap=True)
+    statuses = {outcome.status for outcome in outcomes}
+    if statuses & {"failed", "refused"}:
+        return BenchError.exit_code
+    return Diverged.exit_code if "diverged" in statuses else 0
+
+
+def tune(arguments: list[str]) -> None:
+    """Chooses settings by validation data, within a budget."""
+    from functools import partial
+
+    from bench.progress import shown
+    from bench.tune import tune as search
+    from bench.tune import unequal_budgets
+
+    parser = Parser(
+        "bench tune", description="Choose settings for METHOD on TASK by validation data, within a budget."
+    )
+    parser.add_argument("METHOD", help="name of a method (bench list methods) or package.module:Class")
+    parser.add_argument("TASK", help="name of a task (bench list tasks) or package.module:Class")
+    parser.add_argument(
+        "--budget",
+        type=int,
+        required=True,
+        help="configurations to try, the untuned one among them; the same for every method of a task",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the draws and of every run")
+    parser.add_argument(
+        "--preset",
+        type=Literal["smoke", "standard"],
+        default="standard",
+        help="smoke proves the pipe and writes no result",
+    )
+    add_run_arguments(parser)
+    parser.add_argument(
+        "--to", type=str, default=str(registry.TUNED), help="folder of results; bench run reads the default"
+    )
+    parser.add_argument(
+        "--force",
+        action="store_true",
+        help="run failed configurations and those of another source again, replace any earlier result",
+    )
+    chosen = parser.parse_args(arguments)
+    registry.method(chosen.METHOD), registry.task(chosen.TASK)  # before a warning that speaks of them
+    options = {k: v for k, v in vars(chosen).items() if k not in ("METHOD", "TASK", "budget")}
+    unequal = unequal_budgets(chosen.METHOD, chosen.TASK, chosen.budget, Path(chosen.to))
+    if unequal and chosen.preset != "smoke":
+        errors.print(f"bench: warning: {unequal}", soft_wrap=True)
+    result = search(chosen.METHOD, chosen.TASK, chosen.budget, **options, watch=partial(shown, errors))
+    criterion = result.criterion
+    direction = "higher" if criterion.higher_is_better else "lower"
+    title = f"{result.method} on {result.task}: {criterion.metric} on validation data, {direction} is better"
+    table = Table(title=title, title_justify="left")
+    for column in ("", "settings", "status", criterion.metric, "s", "training steps"):
+        table.add_column(column, overflow="fold")
+    for c in result.configurations:
+        settings = ", ".join(f"{name}={value}" for name, value in c.settings.items())
+        value = "-" if c.value is None else f"{c.value:.4f}"
+        mark = f"{c.number} (chosen)" if c.number == result.chosen_number else str(c.number)
+        table.add_row(mark, settings, c.reason or c.status, value, f"{c.seconds:.1f}", str(c.steps))
+    errors.print(table)
+    if chosen.preset == "smoke":
+        errors.print("a smoke search proves the pipe and measures nothing: no result is written")
+    else:
+        output.print(str(registry.tuned_path(chosen.METHOD, chosen.TASK, Path(chosen.to))), soft_wrap=True)
