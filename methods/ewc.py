@@ -3,7 +3,8 @@
 Approximates the posterior by a point mass at its mode and, as the next prior, by a quadratic around it: the
 precision of a weight is the prior's plus `strength` times the diagonal of the Fisher information.
 
-Source: Kirkpatrick et al. 2017; thesis 004, section 5.1; one penalty around the last mode, Huszar 2018.
+Source: Kirkpatrick et al. 2017; Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md),
+section 5.1; one penalty around the last mode, Huszar 2018.
 Deviations: the thesis does not give the strength (lambda). The default of 1 is untuned and is sequential
 Laplace with the diagonal Fisher as Hessian, so Fishers are sums over a task's examples, not means. For the
 same reason the first prior stays in every later penalty, its precision not scaled by the strength: around the

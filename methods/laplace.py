@@ -3,9 +3,10 @@
 Approximates the posterior by N(w*, P^-1): w* maximises it, P is the Hessian of the negative log joint of the
 full training set at w*, the prior's precision included.
 
-Source: thesis 004, section 2.2 ("given by the diagonal term" there should read: by the inverse of the
-diagonal); MacKay 1992; Kronecker factors, Ritter et al. 2018 and, for layers that share their weights over
-positions, "KFAC-expand", Eschenhagen et al. 2023; sequential, thesis 004, section 5.1.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 2.2 ("given by the
+diagonal term" there should read: by the inverse of the diagonal); MacKay 1992; Kronecker factors, Ritter et
+al. 2018 and, for layers that share their weights over positions, "KFAC-expand", Eschenhagen et al. 2023;
+sequential, Farquhar 2022, section 5.1.
 Deviations: the Hessian of the likelihood is the generalised Gauss-Newton matrix J^T H J (J the outputs'
 Jacobian, H the likelihood's Hessian with respect to the outputs), which is never negative. Predictions are
 of the network linearised at w*, whose Hessian J^T H J is, and under which draws predict far better than run

@@ -25,8 +25,9 @@ The source does not name the function; its estimators are unbiased only for one 
 that of a network trained beforehand and then fixed. Of a line fitted to the points themselves it is the
 overfitting bias that is measured: test risk - R_LURE of the training points.
 
-Source: thesis 004, section 5.2 (Figs 5.4, 5.8a and 5.9a), appendix C.1 (equations C.1 to C.3, Figs C.1a, C.2
-and C.3a); Farquhar, Gal and Rainforth 2021. Its "96 points in each" cluster are 96 in both: N is 101.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 5.2 (Figs 5.4, 5.8a and
+5.9a), appendix C.1 (equations C.1 to C.3, Figs C.1a, C.2 and C.3a); Farquhar, Gal and Rainforth 2021. Its "96
+points in each" cluster are 96 in both: N is 101.
 
 What would mislead: intervals are over the trajectories of one pool, and say nothing of other pools; bands are
 simultaneous over M (`bench.studies.bands`), so about one run in twenty shows a bias of an unbiased
@@ -157,7 +158,7 @@ class ActiveRegression(Task):
         """What is measured."""
         return Spec(
             question="Does a line get better when the bias of its actively acquired points is removed?",
-            source="thesis 004, section 5.2 and appendix C.1",
+            source="Farquhar 2022, section 5.2 and appendix C.1",
             version=1,
             metrics=measures(),
             main_metric="lure_test_error",

@@ -12,9 +12,10 @@ scores, none counted below a tenth of their mean; after a draw the others keep t
 label. Uniform draws from the same random numbers are what they are compared with. Losses of a fixed model are
 fixed: `run` keeps predictions and scores, and `score` plays the trajectories, the same in every run.
 
-Source: thesis 004, section 5.2 (Figs 5.7, 5.8b, 5.8c, C.1b); Kossen et al. 2021. Deviations: the source does
-not say what its fully trained model was trained on, nor whether scores are normalised anew after every draw;
-here they are not, since those of a fixed model do not change.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 5.2 (Figs 5.7, 5.8b,
+5.8c, C.1b); Kossen et al. 2021. Deviations: the source does not say what its fully trained model was trained
+on, nor whether scores are normalised anew after every draw; here they are not, since those of a fixed model
+do not change.
 
 What would mislead: squared errors of two models, whose risks differ; compare the ratio to uniform sampling of
 the same model. Under the softmax points with a low score may weigh as much as all others and hardly ever be
@@ -114,7 +115,7 @@ class ActiveTesting(Task):
             found[f"bias_{e}_error"] = Metric(error, "nats", 0, np.inf)
         return Spec(
             question="Does the posterior's uncertainty tell which test labels are worth buying?",
-            source="thesis 004, section 5.2; Kossen et al. 2021",
+            source="Farquhar 2022, section 5.2; Kossen et al. 2021",
             version=1,
             metrics=found,
             main_metric="ratio_proportional",

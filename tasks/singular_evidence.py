@@ -20,14 +20,15 @@ at least -1e6), and how many did.
 The generalisation error is KL(p0 || p_vb) of the predictive density, on 5,000 fresh inputs with the
 observation and its mirror image about the truth.
 
-Source: documents 000 (Tables 2 to 4) and 002, section 7 and appendices D and E; learning coefficients from
-Aoyagi and Watanabe 2012 (tanh) and 2005 (reduced rank). Deviations: the preset standard changes nothing of
-the protocol; what it changes of the methods is theirs.
+Source: the paper "Variational Inference via Resolution of Singularities" 2022 (docs/sources.md), section 7,
+Tables 2 to 4 and appendices D and E; learning coefficients from Aoyagi and Watanabe 2012 (tanh) and 2005
+(reduced rank).
+Deviations: the preset standard changes nothing of the protocol; what it changes of the methods is theirs.
 
 What would mislead: log q is the method's own word, and one that understates it has a higher Psi; on `linear`
-such a Psi exceeds the evidence. Priors far from the truth cost so much that
-the RLCT is not seen. A higher Psi need not predict better (002, appendix E). Means over converged repetitions
-flatter a method that often fails: read the count. Hence the task is not ranked.
+such a Psi exceeds the evidence. Priors far from the truth cost so much that the RLCT is not seen. A higher
+Psi need not predict better (appendix E of the paper). Means over converged repetitions flatter a method that
+often fails: read the count. Hence the task is not ranked.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ PRESETS: dict[str, dict[str, object]] = {"smoke": {"epochs": 20, "repetitions": 
 GRID = np.linspace(0.5, 1, 51)
 """Inputs at which the function of the tanh network is kept (Figs 1 and 2)."""
 LOWEST_PSI = -1e6
-"""A repetition whose Psi lies below has not converged (000, section 7)."""
+"""A repetition whose Psi lies below has not converged (section 7 of the paper)."""
 
 _BATCHES = 10
 _FRESH = 5_000
@@ -91,7 +92,7 @@ _NONE = -1e300
 def rlct_tanh(hidden: int) -> tuple[float, int]:
     """Learning coefficient and multiplicity of H tanh units on one input where the true weights are 0.
 
-    With i = floor(sqrt(H)): (H + i^2 + i) / (4 i + 2), and 2 if i^2 = H, else 1 (002, Table 1).
+    With i = floor(sqrt(H)): (H + i^2 + i) / (4 i + 2), and 2 if i^2 = H, else 1 (Table 1 of the paper).
     """
     i = math.isqrt(hidden)
     return (hidden + i * i + i) / (4 * i + 2), 2 if i * i == hidden else 1
@@ -100,7 +101,7 @@ def rlct_tanh(hidden: int) -> tuple[float, int]:
 def rlct_reduced_rank(inputs: int, outputs: int, hidden: int, rank: int) -> tuple[float, int]:
     """Learning coefficient and multiplicity of y = B A x, A `[hidden, inputs]`, B `[outputs, hidden]`.
 
-    The truth B0 A0 has the given rank (002, Table 1; Aoyagi and Watanabe 2005).
+    The truth B0 A0 has the given rank (Table 1 of the paper; Aoyagi and Watanabe 2005).
     """
     m, n, h, r = inputs, outputs, hidden, rank
     if m + h < n + r:
@@ -303,7 +304,7 @@ class SingularEvidence(Task):
             }
         return Spec(
             question="How close does the evidence lower bound come to the log evidence of a singular model?",
-            source="000, Tables 2 to 4; 002, section 7 and appendices D and E",
+            source="Variational Inference via Resolution of Singularities, 2022, section 7 and Tables 2 to 4",
             version=1,
             metrics=found,
             main_metric="psi",

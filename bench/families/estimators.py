@@ -12,7 +12,8 @@ The outputs of each single example are distributed as under drawn weights (pathw
 batch). Those of different examples are independent (local) or uncorrelated (flipout) given what enters the
 layer, which takes their covariance out of the variance of the batch's mean.
 
-`truncated` is the noise of thesis 004, section 4.4: standard normal, given that no entry exceeds a bound.
+`truncated` is the noise of Farquhar 2022 (docs/sources.md), section 4.4: standard normal, given that no entry
+exceeds a bound.
 
 Shapes: S samples, B examples of a batch.
 """

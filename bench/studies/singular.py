@@ -1,7 +1,10 @@
-"""Runs of singular_evidence beside Tables 2 to 4 and Figs 1 and 2 of document 000, and what section 7 claims.
+"""Runs of singular_evidence beside the published tables and figures, and the claims of the paper on them.
+
+The paper is "Variational Inference via Resolution of Singularities" 2022 (docs/sources.md): its Tables 2 to
+4, its Figs 1 and 2, and the claims of its section 7.
 
 Shapes: R repetitions (data sets), S draws of the weights, X inputs. Psi, in nats, is a lower bound of the
-normalised log evidence (000, eq. 2). As in the document, mean and sd are over the repetitions that converged.
+normalised log evidence (eq. 2 of the paper). As there, mean and sd are over the repetitions that converged.
 A difference is paired over the data sets that both methods hold, told by their digests, else Welch's.
 """
 
@@ -31,7 +34,7 @@ from bench.tasks import singular_evidence
 from bench.tasks.singular_evidence import SingularEvidence
 
 NUM_TRAIN, EPOCHS = 5000, 2000
-"""Of every published row (000, section 7)."""
+"""Of every published row (section 7 of the paper)."""
 FEWEST = 3
 """Data sets from which on an interval is given."""
 _ROW = ("model", "hidden", "true_weight", "prior_mean", "prior_variance", "num_train", "repetitions")
@@ -53,7 +56,7 @@ class Triplet(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A row of a table of document 000; `sd` is None where it prints NaN."""
+    """A row of a table of the paper; `sd` is None where it prints NaN."""
 
     table: int
     triplet: Triplet
@@ -109,7 +112,8 @@ class Run(NamedTuple):
         psis: [R] float64, nats; NaN where the repetition did not converge.
         digests: [R, 32] uint8, of the data sets.
         leading_term: -lambda log n + (m - 1) log log n, nats; None where lambda is not known.
-        generalisation: Error of the predictive in nats (002, appendix E) and its standard error, or None.
+        generalisation: Error of the predictive in nats (appendix E of the paper) and its standard error, or
+            None.
         functions: [S, X] draws of f on the task's grid; None but for the tanh network.
     """
 
@@ -264,12 +268,12 @@ HEADER = [
 
 
 def table(runs: Iterable[Run]) -> list[list[str]]:
-    """Rows under HEADER in the order of the document; what it does not have comes last."""
+    """Rows under HEADER in the order of the paper; rows that it does not have come last."""
     return [_cells(line(run)) for run in sorted(runs, key=_place)]
 
 
 def _place(run: Run) -> tuple[Any, ...]:
-    """Sorts runs in the order of the document; what it does not have comes last."""
+    """Sorts runs in the order of the paper; rows that it does not have come last."""
     name = parsed(run.method)
     places = (i for i, p in enumerate(published()) if p.triplet == run.triplet and parsed(p.method) == name)
     place = next(places, len(published()))
@@ -387,7 +391,7 @@ FAR_MEAN = 5.0
 
 
 class Claim(NamedTuple):
-    """A claim of 000, section 7, on one pair of methods whose sources have the same mean.
+    """A claim of section 7 of the paper on one pair of methods whose sources have the same mean.
 
     Attributes:
         what: LEARNED or FAR.
@@ -624,7 +628,7 @@ def _mean_and_error(values: np.ndarray) -> tuple[float, float, float]:
 
 
 def predictive_charts(runs: Iterable[Run]) -> dict[str, Any]:
-    """What the next observation will be, 5 to 95%, against the truth: 000, Figs 1 and 2; a panel per method.
+    """The 5 to 95% band of the next observation, and the truth's: Figs 1 and 2, a panel per method.
 
     Of the first repetition that converged, of runs that keep functions.
     """
