@@ -63,7 +63,9 @@ class Run(NamedTuple):
 def learning_charts(
     lines: Mapping[str, Sequence[Learning]], notes: Sequence[str] = (), kind: bands.Kind = "standard_error"
 ) -> dict[str, Any]:
-    """Test NLL, accuracy and overfitting bias against M: Farquhar 2022 (docs/sources.md), Figs 5.5, 5.6, 5.9 and C.3 to C.7.
+    """Test NLL, accuracy and overfitting bias against M.
+
+    After Farquhar 2022 (docs/sources.md), Figs 5.5, 5.6, 5.9 and C.3 to C.7.
 
     The first panel compares the lines under R~ and LURE; then each has its own with all objectives. A single
     trajectory has no band.
