@@ -150,7 +150,7 @@ class IrisDepth(Task):
 
     @property
     def target(self) -> str:
-        """The depth: all else is fixed."""
+        """The depth; nothing else decides the posterior."""
         return f"iris_depth-depth={self.settings.depth}"
 
     def reference(self, arrays: Arrays) -> Arrays:

@@ -435,7 +435,7 @@ class SingularEvidence(Task):
         return float(-0.5 * (square + log_det + len(x) * math.log(2 * math.pi)))
 
     def targets(self) -> Arrays:
-        """None: the truth is the task's own, and what it explains is weighed against it in the run."""
+        """None: the truth is part of the task, and the run weighs the draws against it."""
         return {}
 
     # ---- scoring

@@ -183,7 +183,7 @@ class SplitMNISTContrast(Task):
     def predict(
         self, engine: Engine, method: Method, problem: Problem, kept: list[TensorDataset], inputs: Tensor
     ) -> Tensor:
-        """Log-probabilities within every pair, `[N, 5, 2]`: which pair is an input's own, scoring knows.
+        """Log-probabilities within every pair, `[N, 5, 2]`: scoring picks each input's own pair.
 
         Args:
             engine: Predicts.

@@ -190,7 +190,7 @@ class ToyRegression(Task):
 
     @property
     def target(self) -> str:
-        """Network and power of the likelihood; a temperature of either kind that gives the same is one."""
+        """Network and power of the likelihood; temperatures of either kind with one power share it."""
         s = self.settings
         return (
             f"toy_regression-layers={s.layers},hidden={s.hidden},temperature={1 / self.likelihood_weight:.9g}"
@@ -246,8 +246,8 @@ class ToyRegression(Task):
 def functions(arrays: Arrays) -> np.ndarray:
     """Equally probable values of the function, without observation noise, at every stored input, `[S, N]`.
 
-    A prediction whose variance exceeds the noise stands for a normal of its own: 25 values per sample, whose
-    mean and variance are its.
+    A prediction whose variance exceeds the noise stands for a normal of its own: 25 values per sample that
+    have its mean and variance.
     """
     means = arrays["means"].astype(np.float64)
     excess = arrays["variances"].astype(np.float64) - NOISE**2

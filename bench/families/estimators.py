@@ -43,9 +43,9 @@ _LEAST_VARIANCE = 1e-30
 
 
 def truncated(noise: Tensor, bound: float) -> Tensor:
-    """Standard normal noise as noise with the distribution of a standard normal e given |e| <= bound.
+    """Maps standard normal noise to draws of a standard normal e given |e| <= bound.
 
-    Entry by entry the monotone map between the two distributions, in place of rejection.
+    The map is monotone and goes entry by entry; no draw is rejected.
     """
     share = math.erf(bound / math.sqrt(2))  # P(|e| <= bound)
     return (math.sqrt(2) * torch.erfinv(share * torch.erf(noise / math.sqrt(2)))).clamp(-bound, bound)
