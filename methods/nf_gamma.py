@@ -10,7 +10,7 @@ and 6, appendices B and D. A name as the paper prints it is accepted:
 beta0, ...), n the number of training examples; beta_1 stays n.
 Deviations: coupling layers in their invertible form; lambda, k and beta are the absolute values, or the
 exponentials, of what is trained, so that no step can leave their range. The preset paper trains with
-V = relu(lambda + sqrt(lambda) eps) / beta for V ~ Gamma(lambda, beta), as published; other presets have exact draws
+V = relu(lambda + sqrt(lambda) eps) / beta for V ~ Gamma(lambda, beta), as published; others have exact draws
 with implicit gradients, masks of exact halves and a falling rate.
 Cost: S forward and backward passes, and of the flow 264 multiplications per weight and sample.
 Valid for: every differentiable network and likelihood, up to 100,000 weights.
