@@ -156,7 +156,7 @@ def load(name: str, data_dir: Path | str | None = None) -> Images:
 
 
 UNBALANCED = (1.0, 0.5, 0.5, 0.2, 0.2, 0.2, 0.1, 0.1, 0.01, 0.01)
-"""Share of each class that `unbalanced` keeps: thesis 004, appendix C.1."""
+"""Share of each class that `unbalanced` keeps: Farquhar 2022 (docs/sources.md), appendix C.1."""
 LABEL_NOISE = 0.1
 """Share of the training labels that `unbalanced` draws anew."""
 
@@ -168,7 +168,7 @@ def unbalanced(
 
     A tenth of the training labels is replaced by labels drawn uniformly, which may be the same again; then of
     each class, as labelled now, the share UNBALANCED is kept, at least one example; which ones is random, and
-    the same in every run. Test labels keep the truth. Thesis 004, appendix C.1.
+    the same in every run. Test labels keep the truth. Farquhar 2022, appendix C.1.
 
     Args:
         name: One of SOURCES.

@@ -77,7 +77,7 @@ def gradient_norms(method: Method, batch: Batch, generator: torch.Generator) -> 
     """Norms of the gradients of likelihood and prior term at the last layer, in nats per training example.
 
     With respect to the parameters of the method's network, the means of most variational methods. Source:
-    thesis 004, Fig. 5.1.
+    Farquhar 2022 (docs/sources.md), Fig. 5.1.
 
     Args:
         method: Empty for one without `loss_terms`, or that trains other parameters than its network's.

@@ -39,7 +39,7 @@ def location_scale_divergence(
 
 
 class _OneScale(torch.autograd.Function):
-    """What varies in a divergence to normals of one `std`; written out, its gradient takes fewer passes."""
+    """The part of a divergence to normals of one `std` that depends on q; its gradient is written out."""
 
     generate_vmap_rule = True
 

@@ -3,7 +3,8 @@
 Approximates the posterior by the equal mixture of the members' approximations; with point masses as members,
 the deep ensemble of Lakshminarayanan et al. 2017.
 
-Source: thesis 004, section 4.3. Members keep their size: they do not share one network's parameter count.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 4.3. Members keep their
+size: they do not share one network's parameter count.
 Cost: as many fits, predictions and parameters as members.
 """
 

@@ -1,4 +1,4 @@
-"""Plain networks of the documents: no Bayesian layers, no running statistics.
+"""Plain networks of the papers (docs/sources.md): no Bayesian layers, no running statistics.
 
 Every function here has the keyword `dropout` of `bench.contract.NetworkFactory`; a task binds the rest with
 `functools.partial`. Weights start at He's normal initialisation, biases at zero.
@@ -102,7 +102,7 @@ def mlp(
 
 
 def lenet(outputs: int = 10, dropout: float = 0.0) -> nn.Sequential:
-    """The convolutional network of the active-learning studies (thesis, C.1): images `[B, 1, 28, 28]`.
+    """The convolutional network of the active-learning studies (Farquhar 2022, C.1): images `[B, 1, 28, 28]`.
 
     Convolution to 16 channels 5x5, max pool 2, ReLU, convolution to 32 channels 5x5, max pool 2, ReLU, linear
     512-128, ReLU, linear 128-10. Dropout drops whole feature maps after the convolutions and single units

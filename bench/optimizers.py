@@ -1,4 +1,4 @@
-"""The optimisers of the documents, by name."""
+"""The optimisers that the papers use, by name."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def normal(mean: float = 0.0, std: float = 1.0) -> Prior:
 
 
 def tight_normal() -> Prior:
-    """Normal of mean 0 and standard deviation 1/sqrt(D) for a tensor of D weights (thesis, section 4.4)."""
+    """Normal of mean 0 and standard deviation 1/sqrt(D) for a tensor of D weights (Farquhar 2022, 4.4)."""
     return _per_tensor(
         lambda w: normal_tensor(w.new_zeros(()).expand_as(w), w.new_tensor(w.numel() ** -0.5).expand_as(w))
     )

@@ -234,7 +234,7 @@ def preset_values(method: Entry, task: Entry, preset: str) -> tuple[dict[str, An
     """What a preset sets: values for the method, values for the task, and where the method's come from.
 
     Smoke and paper are standard and, on top, what the method says of them on every task and the task's table
-    for the method. Paper knows no tuned settings: it is the document's own.
+    for the method. Paper knows no tuned settings: it has the published ones.
 
     Returns:
         Method values, task values, and `published`, `tuned` or `untuned`.

@@ -196,9 +196,9 @@ def _unstack(weights: Weights) -> Iterator[dict[str, Tensor]]:
 
 
 def channels_last(images: Tensor) -> Tensor:
-    """Images `[B, C, H, W]` in the order in memory that convolutions on a CPU are fastest in.
+    """Images `[B, C, H, W]` in channels-last order, in which convolutions on a CPU are fastest.
 
-    Inside vmap, which has no word for the order, they stay as they are.
+    Images stay as they are inside vmap, which does not support that order.
     """
     if is_batchedtensor(images):
         return images

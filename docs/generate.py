@@ -47,7 +47,7 @@ FIGURES = {
     }.items()
     for method in methods
 }
-"""Rows of document 002's Figs 1 and 2."""
+"""Rows of Figs 1 and 2 of the task's source (docs/sources.md)."""
 
 Group = list[tuple[Path, Record]]
 
@@ -643,9 +643,10 @@ def method_sources() -> str:
         module = inspect.getmodule(entry.cls)
         if entry.members > 1:
             approximates = f"`{entry.file}`: {entry.members} independent fits, draws pooled"
-            source = "thesis 004, section 4.3"
+            source = "Farquhar 2022, section 4.3"
         else:
-            approximates, source = entry.cls.approximates, paragraph(module, "Source")
+            approximates = entry.cls.approximates
+            source = paragraph(module, "Source").replace(" (docs/sources.md)", "")
         able = ", ".join(c for c in CAPABILITIES if c in entry.provides)
         rows.append([f"`{name}`", approximates, able, source])
     return table(["method", "approximates", "capabilities", "source"], rows)

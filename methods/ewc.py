@@ -3,13 +3,14 @@
 Approximates the posterior by a point mass at its mode and, as the next prior, by a quadratic around it: the
 precision of a weight is the prior's plus `strength` times the diagonal of the Fisher information.
 
-Source: Kirkpatrick et al. 2017; thesis 004, section 5.1; one penalty around the last mode, Huszar 2018.
+Source: Kirkpatrick et al. 2017; Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md),
+section 5.1; one penalty around the last mode, Huszar 2018.
 Deviations: the thesis does not give the strength (lambda). The default of 1 is untuned and is sequential
 Laplace with the diagonal Fisher as Hessian, so Fishers are sums over a task's examples, not means. For the
 same reason the first prior stays in every later penalty, its precision not scaled by the strength: around the
-last mode with `anchors` last, around its own mean with `every`. Not offered: dropping it after the first fit.
-The penalties of `every` add up to one quadratic, around the mean of the modes weighted by precision, which is
-how they are kept: their number costs nothing.
+last mode with `anchors` last, around its own mean with `every`. Not offered: dropping the first prior after
+the first fit. The penalties of `every` are kept as one quadratic, around the mean of the modes weighted by
+precision: their number costs nothing.
 Cost: as maximum a posteriori; after the fit one gradient per example, with the exact Fisher one per example
 and class. Two numbers per weight, three with `every`.
 Valid for: every differentiable network under a first prior of independent normals; the exact and the sampled

@@ -4,7 +4,8 @@ Approximates the posterior by N(mu, L L^T), L lower triangular with softplus(rho
 maximises the evidence lower bound E_q[log p(D | w)] - KL(q || prior). The rest of row i is in units of its
 diagonal entry, so that steps of the optimiser change correlations alike whatever the scale of a weight.
 
-Source: thesis 004, section 3.3 (Table 3.1) and appendix A.3; Barber and Bishop 1998.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 3.3 (Table 3.1) and
+appendix A.3; Barber and Bishop 1998.
 Deviations: the time that Table 3.1 gives for a tensor of K^2 weights, K^12, should read K^6. Biases are
 weights like others: over the whole network they are correlated with everything, per tensor they are a block.
 Cost: O(S d^2) a step and S forward and backward passes, O(d^3) a step where the prior has a full covariance;

@@ -3,9 +3,10 @@
 Approximates the posterior by the states of Markov chains that leave it invariant: Gaussian momenta, a fixed
 number of leapfrog steps, and a Metropolis decision. A rejected proposal counts the old state again.
 
-Source: thesis 004, section 3.1 and appendix A; Neal 2011, "MCMC using Hamiltonian dynamics", section 3; step
-size by dual averaging, Hoffman & Gelman 2014, section 3.2, with their constants gamma = 0.05, t0 = 10,
-kappa = 0.75 and mu = log(10 * first step size), one step size per chain, fixed after burn-in.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 3.1 and appendix A;
+Neal 2011, "MCMC using Hamiltonian dynamics", section 3; step size by dual averaging, Hoffman & Gelman 2014,
+section 3.2, with their constants gamma = 0.05, t0 = 10, kappa = 0.75 and mu = log(10 * first step size), one
+step size per chain, fixed after burn-in.
 Deviations: the thesis names its sampler NUTS, but it is this one (100 leapfrog steps, acceptance 0.8, burn-in
 10,000, 1000 draws kept: preset `paper`). A true NUTS is the kernel `nuts`, by pyro-ppl, with its defaults
 (adapted diagonal mass, trees of depth 10 at most). Chains start at independent initialisations of the

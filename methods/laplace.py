@@ -3,18 +3,19 @@
 Approximates the posterior by N(w*, P^-1): w* maximises it, P is the Hessian of the negative log joint of the
 full training set at w*, the prior's precision included.
 
-Source: thesis 004, section 2.2 ("given by the diagonal term" there should read: by the inverse of the
-diagonal); MacKay 1992; Kronecker factors, Ritter et al. 2018 and, for layers that share their weights over
-positions, "KFAC-expand", Eschenhagen et al. 2023; sequential, thesis 004, section 5.1.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 2.2 ("given by the
+diagonal term" there should read: by the inverse of the diagonal); MacKay 1992; Kronecker factors, Ritter et
+al. 2018 and, for layers that share their weights over positions, "KFAC-expand", Eschenhagen et al. 2023;
+sequential, Farquhar 2022, section 5.1.
 Deviations: the Hessian of the likelihood is the generalised Gauss-Newton matrix J^T H J (J the outputs'
-Jacobian, H the likelihood's Hessian with respect to the outputs), which is never negative. Predictions are
-of the network linearised at w*, whose Hessian J^T H J is, and under which draws predict far better than run
-through the network itself, where the data leave many weights to a wide prior (Immer et al. 2021; setting
-`predictive`). With `last_layer` the others are a point mass, and their next prior is the prior given.
-Kronecker: A (x) G plus a prior that is no multiple of the identity in a layer
-has no common eigenbasis; kept is the sum's diagonal in the eigenbasis of its two partial traces, exact for a
-first, isotropic prior. `tuned` maximises the Laplace evidence over one prior precision with w* held fixed,
-in a run's first fit.
+Jacobian, H the likelihood's Hessian with respect to the outputs), which is never negative. Predictions are of
+the network linearised at w*, because J^T H J is the Hessian of that network. Where the data leave many
+weights to a wide prior, draws predict far better under it than through the network itself (Immer et al. 2021;
+setting `predictive`). With `last_layer` all other weights are a point mass, and their next prior is the prior
+given. Kronecker: A (x) G plus a prior that is no multiple of the identity in a layer has no common
+eigenbasis; the sum's diagonal in the eigenbasis of its two partial traces is kept, which is exact for a
+first, isotropic prior. `tuned` maximises the Laplace evidence over one prior precision with w* held fixed, in
+a run's first fit.
 Cost: as maximum a posteriori; after the fit one backward pass per output and example (diagonal and full on
 networks of other layers than linear and convolutional: a Jacobian per example); `full` takes O(d^3) time.
 Stored per weight: 2 numbers (diagonal), about 4 (Kronecker, square layers), d + 2 (full).

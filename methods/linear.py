@@ -3,7 +3,8 @@
 Approximates nothing: under normal noise of known size and a normal prior the posterior is normal, and its
 mean, covariance and evidence are in closed form. It is the truth that other methods are held against.
 
-Source: any textbook (Bishop 2006, section 3.3); thesis 004, appendix C.1 (the linear model of its studies).
+Source: any textbook (Bishop 2006, section 3.3); Farquhar 2022, thesis "Understanding Approximation"
+(docs/sources.md), appendix C.1 (the linear model of its studies).
 Deviations: none.
 Cost: one pass over the data and O(d^3) once for d weights; d + d^2 stored numbers. No training. R weightings
 of the examples give R posteriors, of R times the numbers, in one pass that holds R times the batch.

@@ -2,7 +2,8 @@
 
 Approximates the posterior by a point mass at its mode.
 
-Source: any textbook; thesis 004, section 2.2 (the mode that Laplace starts from).
+Source: any textbook; Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 2.2 (the
+mode that Laplace starts from).
 Deviations: none. As a sequential method it keeps the prior it was given and goes on from its weights, which
 is plain fine-tuning: the baseline that every sequential posterior must beat.
 Cost: one forward and backward pass a step; one number per weight.

@@ -6,7 +6,8 @@ triangular factors with softplus on their diagonals, in units of which the rest 
 a convolution is the matrix of its output channels by the rest; a tensor of fewer than two dimensions (a bias,
 a gain) has independent normals.
 
-Source: thesis 004, section 3.3; Louizos and Welling 2016 (whose U and V are diagonal).
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 3.3; Louizos and
+Welling 2016 (whose U and V are diagonal).
 Deviations: U and V are full. They are determined up to a factor, (c U, V / c) being the same distribution;
 both start with half of the logarithm of the initial variance, and nothing fixes the factor later, because
 neither draws nor KL depend on it.

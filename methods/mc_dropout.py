@@ -2,9 +2,9 @@
 
 Approximates the posterior by the weights of one network times Bernoulli masks over its units.
 
-Source: Gal and Ghahramani 2016; thesis 004, chapters 2, 4 and 5, in the consistent form: in prediction one
-mask per sample is shared by all inputs, so that a sample is one function and information between inputs
-(BALD) means something.
+Source: Gal and Ghahramani 2016; Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md),
+chapters 2, 4 and 5, in the consistent form: in prediction one mask per sample is shared by all inputs, so
+that a sample is one function and information between inputs (BALD) means something.
 Deviations: none. In training every example has its own masks. As a sequential method it keeps the prior it
 was given and goes on from its weights, which is plain fine-tuning: its draws have no density to hand on.
 Cost: as maximum a posteriori, times the samples; one number per weight.

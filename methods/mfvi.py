@@ -3,8 +3,9 @@
 Approximates the posterior by the product of normals that maximises the evidence lower bound
 E_q[log p(D | w)] - KL(q || prior), with sigma = softplus(rho).
 
-Source: thesis 004, chapters 3 and 4 (eqs 4.3 to 4.9); Blundell et al. 2015; as sequential method Variational
-Continual Learning, Nguyen et al. 2018. Estimators: Kingma et al. 2015 (local), Wen et al. 2018 (flipout).
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), chapters 3 and 4 (eqs 4.3 to
+4.9); Blundell et al. 2015; as sequential method Variational Continual Learning, Nguyen et al. 2018.
+Estimators: Kingma et al. 2015 (local), Wen et al. 2018 (flipout).
 Deviations: the KL is the exact one (eq. 4.9 lacks a constant). The tweaks that the thesis mentions are
 settings, all off by default; with any of them the loss is no longer a bound on the evidence. Truncation is of
 the noise in the likelihood term alone (the bias is intended), by a monotone map in place of rejection.

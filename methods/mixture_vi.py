@@ -3,10 +3,11 @@
 Approximates the posterior by q(theta) = sum_i w_i prod_j N(theta_j; mu_ij, sigma_ij^2), w = softmax(logits),
 sigma = softplus(rho), that maximises the evidence lower bound E_q[log p(D | theta) + log p(theta) - log q].
 
-Source: 001 (nn4post), sections 3 and 6 and footnote 4; its a are the logits here, its zeta are rho.
+Source: shuiruge 2017, "Neural Network for Posterior", nn4post (docs/sources.md), sections 3 and 6 and
+footnote 4; its a are the logits here, its zeta are rho.
 Deviations: the expectation is stratified, sum_i w_i E_i[...] with the full mixture in log q: through draws
 whose component is a constant the gradient to the logits is 0 in the mean. A mini-batch scales the likelihood
-alone (section 4 scales the prior too). Where the document is silent: a loss is stable when the mean over
+alone (section 4 scales the prior too). Where the source is silent: a loss is stable when the mean over
 `stable_epochs` epochs is below that over as many before by no more than its standard error; a new component
 starts where a fresh network starts, with `initial_rho`; a gain in the ELBO counts above two standard errors
 and 0.01 nats.
@@ -77,7 +78,7 @@ class Settings:
 
 
 class MeanSquare(Distribution):
-    """The prior of 001, section 2.3.1, for one tensor: log p = -1/2 mean of squares, or 0; not normalised.
+    """nn4post's prior, section 2.3.1, for one tensor: log p = -1/2 mean of squares, or 0; not normalised.
 
     Over D weights the mean of their log densities, so N(0, D) but for its constant; biases are uniform.
 

@@ -4,12 +4,13 @@ Approximates the posterior by w = g(xi), xi independent with densities proportio
 xi^(2 k lambda - 1) exp(-beta xi^(2k)) on (0, inf), and g a flow of affine coupling layers
 (bench/families/flow.py) that learns the resolution of the model's singularities together with the source.
 
-Source: documents 000 and 002, sections 5 and 6, appendices B and D. A name of the paper's own is accepted:
-`nf_gamma_{lambda0}_{k0}_{beta0}_{trainable}`, where lambda = (1, lambda0, ...), k = (k0, ...) and
-beta = (n, beta0, ...), n the number of training examples; beta_1 stays n.
+Source: the paper "Variational Inference via Resolution of Singularities" 2022 (docs/sources.md), sections 5
+and 6, appendices B and D. A name as the paper prints it is accepted:
+`nf_gamma_{lambda0}_{k0}_{beta0}_{trainable}`, where lambda = (1, lambda0, ...), k = (k0, ...) and beta = (n,
+beta0, ...), n the number of training examples; beta_1 stays n.
 Deviations: coupling layers in their invertible form; lambda, k and beta are the absolute values, or the
 exponentials, of what is trained, so that no step can leave their range. The preset paper trains with
-V = relu(lambda + sqrt(lambda) eps) / beta for V ~ Gamma(lambda, beta), as published; all else has exact draws
+V = relu(lambda + sqrt(lambda) eps) / beta for V ~ Gamma(lambda, beta), as published; others have exact draws
 with implicit gradients, masks of exact halves and a falling rate.
 Cost: S forward and backward passes, and of the flow 264 multiplications per weight and sample.
 Valid for: every differentiable network and likelihood, up to 100,000 weights.
@@ -58,14 +59,14 @@ def log_normalizer(lam: Tensor, k: Tensor, beta: Tensor) -> Tensor:
 def expected_log_prob(lam: Tensor, k: Tensor, beta: Tensor) -> Tensor:
     """E log q of independent generalized gammas, summed over the d entries; a scalar, in nats.
 
-    (lam - 1/(2k)) (psi(lam) - log beta) - lam - log Z per entry (002, appendix B.2). Arguments `[d]`.
+    (lam - 1/(2k)) (psi(lam) - log beta) - lam - log Z per entry (appendix B.2 of the paper). Arguments `[d]`.
     """
     expected_log_v = torch.digamma(lam) - torch.log(beta)
     return ((lam - 0.5 / k) * expected_log_v - lam - log_normalizer(lam, k, beta)).sum()
 
 
 def truncated_normalizer(lam: Tensor, k: Tensor, beta: Tensor) -> Tensor:
-    """B: the integral of xi^(2 k lam - 1) exp(-beta xi^(2k)) over (0, 1], `[d]` (002, eq. 12, app. B.1).
+    """B: the integral of xi^(2 k lam - 1) exp(-beta xi^(2k)) over (0, 1], `[d]` (eq. 12 of the paper).
 
     beta^(-lam) Gamma(lam) P(lam, beta) / (2k), P the regularised lower incomplete gamma function.
     """
@@ -73,7 +74,7 @@ def truncated_normalizer(lam: Tensor, k: Tensor, beta: Tensor) -> Tensor:
 
 
 def truncated_moment(lam: Tensor, beta: Tensor) -> Tensor:
-    """G: E xi^(2k) of the source truncated to (0, 1], `[d]` (002, appendix B.1); it does not depend on k.
+    """G: E xi^(2k) of the source truncated to (0, 1], `[d]` (appendix B.1 of the paper); k plays no part.
 
     (lam / beta) P(lam + 1, beta) / P(lam, beta).
     """
@@ -83,7 +84,7 @@ def truncated_moment(lam: Tensor, beta: Tensor) -> Tensor:
 class GeneralizedGamma(Distribution):
     """Independent densities proportional to xi^(2 k lam - 1) exp(-beta xi^(2k)) on (0, inf).
 
-    xi = V^(1 / (2k)) with V ~ Gamma(lam, rate beta); see 002, section 5.
+    xi = V^(1 / (2k)) with V ~ Gamma(lam, rate beta); section 5 of the paper.
 
     Args:
         lam: Shapes `[d]`, above 0.
@@ -112,7 +113,7 @@ class GeneralizedGamma(Distribution):
     def transform_normal(self, noise: Tensor) -> Tensor:
         """Draws `[S, d]` from standard normal noise, V as a normal of its own mean and variance cut at 0.
 
-        The published training draw (000 and 002, section 6): not the same law. A V of 0 has no gradient.
+        The published training draw (section 6 of the paper): not the same law. A V of 0 has no gradient.
         """
         return self._root(torch.relu(self.lam + self.lam.sqrt() * noise))
 

@@ -3,10 +3,11 @@
 Approximates the posterior by w = g(xi), xi independent normals, and g the same flow of affine coupling layers
 (bench/families/flow.py) that nf_gamma has.
 
-Source: documents 000 and 002, sections 6 and 7. A name of the paper's own is accepted:
-`nf_gaussian_{mu0}_{v0}`, where every xi ~ N(mu0, v0) and v0 is a VARIANCE; the source is not trained there.
-Deviations: coupling layers in their invertible form. Ours is a source that is trained (`trainable`), so that
-learning it is not what tells a generalized gamma from a Gaussian.
+Source: the paper "Variational Inference via Resolution of Singularities" 2022 (docs/sources.md), sections 6
+and 7. A name as the paper prints it is accepted: `nf_gaussian_{mu0}_{v0}`, where every xi ~ N(mu0, v0) and v0
+is a VARIANCE; the source is not trained there.
+Deviations: coupling layers in their invertible form. The source can be trained too (`trainable`), so that a
+comparison with nf_gamma need not be one of a learned source with a fixed one.
 Cost: S forward and backward passes, and of the flow 264 multiplications per weight and sample.
 Valid for: every differentiable network and likelihood, up to 100,000 weights.
 """

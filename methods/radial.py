@@ -4,7 +4,8 @@ Approximates the posterior, tensor by tensor, by w = mu + sigma * e * r, with e 
 the tensor's D dimensions and r ~ N(0, 1) one scalar: draws stay near the mean, where those of a normal in D
 dimensions lie on a shell of radius sigma sqrt(D).
 
-Source: thesis 004, section 4.2 (eqs 4.5 to 4.8) and appendices B.1 and B.2; Farquhar et al. 2020.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 4.2 (eqs 4.5 to 4.8)
+and appendices B.1 and B.2; Farquhar et al. 2020.
 Deviations: the constant of the entropy is the exact one (B.23 is wrong). The cross-entropy to a normal prior
 is in closed form, because Cov[w] = diag(sigma^2)/D, where the thesis draws it. The density as a prior keeps
 the factor u^(1-D) that B.33 to B.37 drop although it depends on the optimised variables, and integrates the

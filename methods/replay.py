@@ -4,7 +4,8 @@ Approximates the posterior given the data of all fits so far by a point mass at 
 of the earlier data is estimated on generated inputs with the labels of the last mode: `vgr` without its
 variances. The first fit is `map`.
 
-Source: Shin et al. 2017 (deep generative replay); thesis 004, section 5.1.
+Source: Shin et al. 2017 (deep generative replay); Farquhar 2022, thesis "Understanding Approximation"
+(docs/sources.md), section 5.1.
 Deviations: the prior of the weights stays in the loss, as in `map`. The scale of the replayed likelihood is
 its number of examples, where the published losses weigh tasks. Generator and labels as in
 bench/families/generator.py.

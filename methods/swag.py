@@ -4,7 +4,8 @@ Approximates the posterior by N(mean, c (diag(variance) + D^T D / (K - 1))) over
 over one iterate per epoch from the start of averaging on; D holds the deviations of the last K of them.
 `swag_diagonal` leaves D out. Both names train alike: with the same seed their moments are the same.
 
-Source: thesis 004, section 3.3; Maddox et al. 2019, algorithm 1 and its public code.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 3.3; Maddox et al.
+2019, algorithm 1 and its public code.
 Deviations: the prior takes the place of the published weight decay of 3e-4, so that the iterates circle a
 mode of the posterior. The published rates, 0.1 and then 0.05, are for networks with batch normalisation on
 CIFAR; the defaults here are lower. The divisor stays K - 1 while fewer than K iterates are there, as

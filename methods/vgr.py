@@ -4,8 +4,9 @@ Approximates the posterior given the data of all fits so far by the product of n
 E_q[log p(D_t | w) + log p(D_1 .. D_t-1 | w)] - KL(q || first prior), where the likelihood of the earlier data
 is estimated on generated inputs with the labels of the last posterior. The first fit is `mfvi`.
 
-Source: Farquhar and Gal 2018 (variational generative replay); thesis 004, section 5.1, where it is the
-baseline that does not need sequential Bayesian updating.
+Source: Farquhar and Gal 2018 (variational generative replay); Farquhar 2022, thesis "Understanding
+Approximation" (docs/sources.md), section 5.1, where it is the baseline that does not need sequential Bayesian
+updating.
 Deviations: the choice of the generator is ours, bench/families/generator.py says where its settings are
 from. Labels are hard: the argmax of the prediction averaged over `label_samples` draws from the last
 posterior, drawn once per fit. Means and variances go on from the last posterior although the prior does not.

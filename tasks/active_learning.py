@@ -12,11 +12,12 @@ count as M, and the validation NLL stops a fit early. Classes are unbalanced in 
 a tenth of the labels of pool and validation set is random, test labels are true (`bench.data.unbalanced`). A
 run is one trajectory: seeds share the data and differ in the first points and in every draw.
 
-Source: thesis 004, section 5.2 (Figs 5.5, 5.6, 5.9) and appendix C (Table C.1, Figs C.3 to C.7); Farquhar,
-Gal and Rainforth 2021 and its public code. Deviations: preset standard has at most 20 epochs with patience 5
-where paper has 100 with 20, and methods 2 training samples for 8. The KL counts in full, 1/M per example,
-where the code has 1/160 (`kl_weight`). Dropout sees the weights, which in the code had no effect on it, and
-shares its masks over the pool. Which examples of a class are kept is random; the code keeps the first.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 5.2 (Figs 5.5, 5.6,
+5.9) and appendix C (Table C.1, Figs C.3 to C.7); Farquhar, Gal and Rainforth 2021 and its public code.
+Deviations: preset standard has at most 20 epochs with patience 5 where paper has 100 with 20, and methods 2
+training samples for 8. The KL counts in full, 1/M per example, where the code has 1/160 (`kl_weight`).
+Dropout sees the weights, which in the code had no effect on it, and shares its masks over the pool. Which
+examples of a class are kept is random; the code keeps the first.
 
 What would mislead: ranking posteriors by it. What actively chosen points teach depends on the bias of the
 choice, which can make up for overfitting: to remove it may turn the order of two methods around although
@@ -129,7 +130,7 @@ class ActiveLearning(Task):
         found["surprise"] = Metric("mean of -log p(label) of points when drawn", "nats", np.inf, 0)
         return Spec(
             question="Does the posterior know which labels it needs, and what does that bias?",
-            source="thesis 004, section 5.2 and Table C.1; Farquhar, Gal and Rainforth 2021",
+            source="Farquhar 2022, section 5.2 and Table C.1; Farquhar, Gal and Rainforth 2021",
             version=1,
             metrics=found,
             main_metric="mean_nll_plain",

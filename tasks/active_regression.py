@@ -22,11 +22,12 @@ The bias and variance of R~, PURE and LURE as estimates of a risk are those for 
 depend on the points drawn: the line fitted to the whole pool, whose mean loss R^ over the pool is the truth.
 The source does not name the function; its estimators are unbiased only for one chosen without the points
 ("our results all assume that theta is chosen independently of the training data"), and its networks' bias is
-that of a network trained beforehand and then fixed. Of a line fitted to the points themselves it is the
-overfitting bias that is measured: test risk - R_LURE of the training points.
+that of a network trained beforehand and then fixed. Of a line fitted to the points themselves the
+overfitting bias is measured: test risk - R_LURE of the training points.
 
-Source: thesis 004, section 5.2 (Figs 5.4, 5.8a and 5.9a), appendix C.1 (equations C.1 to C.3, Figs C.1a, C.2
-and C.3a); Farquhar, Gal and Rainforth 2021. Its "96 points in each" cluster are 96 in both: N is 101.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 5.2 (Figs 5.4, 5.8a and
+5.9a), appendix C.1 (equations C.1 to C.3, Figs C.1a, C.2 and C.3a); Farquhar, Gal and Rainforth 2021. Its "96
+points in each" cluster are 96 in both: N is 101.
 
 What would mislead: intervals are over the trajectories of one pool, and say nothing of other pools; bands are
 simultaneous over M (`bench.intervals`), so about one run in twenty shows a bias of an unbiased
@@ -170,7 +171,7 @@ class ActiveRegression(Task):
         """What is measured."""
         return Spec(
             question="Does a line get better when the bias of its actively acquired points is removed?",
-            source="thesis 004, section 5.2 and appendix C.1",
+            source="Farquhar 2022, section 5.2 and appendix C.1",
             version=1,
             metrics=measures(),
             main_metric="lure_test_error",

@@ -8,18 +8,19 @@ the data of active learning (`bench.studies.active`), its test pool is that unba
 the mean over the test pool of -log p(label). In 5,000 trajectories test labels are bought one by one without
 replacement, and R~, PURE and LURE estimate the risk from M of them. Proposals are made of the model's BALD
 scores over its test pool: softmax at T = 10,000 of the scores divided by their sum, and in proportion to the
-scores, none counted below a tenth of their mean; after a draw the others keep their ratios. They know no
-label. Uniform draws from the same random numbers are what they are compared with. Losses of a fixed model are
-fixed: `run` keeps predictions and scores, and `score` plays the trajectories, the same in every run.
+scores, none counted below a tenth of their mean; after a draw the others keep their ratios. No proposal knows
+a label. Each is compared with uniform draws from the same random numbers. Losses of a fixed model are fixed:
+`run` keeps predictions and scores, and `score` plays the trajectories, the same in every run.
 
-Source: thesis 004, section 5.2 (Figs 5.7, 5.8b, 5.8c, C.1b); Kossen et al. 2021. Deviations: the source does
-not say what its fully trained model was trained on, nor whether scores are normalised anew after every draw;
-here they are not, since those of a fixed model do not change.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 5.2 (Figs 5.7, 5.8b,
+5.8c, C.1b); Kossen et al. 2021. Deviations: the source does not say what its fully trained model was trained
+on, nor whether scores are normalised anew after every draw; here they are not, since those of a fixed model
+do not change.
 
 What would mislead: squared errors of two models, whose risks differ; compare the ratio to uniform sampling of
 the same model. Under the softmax points with a low score may weigh as much as all others and hardly ever be
 drawn: 5,000 trajectories then see none of them, and show an error that is far too small. `first_draw_ratio`
-is exact, and says so. A method without spread has BALD 0, draws uniformly, and has the ratio 1.
+is exact, and shows it. A method without spread has BALD 0, draws uniformly, and has the ratio 1.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ class ActiveTesting(Task):
             found[f"bias_{e}_error"] = Metric(error, "nats", 0, np.inf)
         return Spec(
             question="Does the posterior's uncertainty tell which test labels are worth buying?",
-            source="thesis 004, section 5.2; Kossen et al. 2021",
+            source="Farquhar 2022, section 5.2; Kossen et al. 2021",
             version=1,
             metrics=found,
             main_metric="ratio_proportional",

@@ -8,10 +8,10 @@ fits, each in batches of 16 for up to 1000 epochs; a fit stops after 30 epochs w
 which is an estimate of the negative ELBO where there is one, and keeps the best epoch. Every fit is scored by
 its test cross-entropy; a study compares methods and depths 1 to 4.
 
-Source: thesis 004, section 3.3 (Fig. 3.11) and Table A.3. Deviations: the thesis has no validation set and
-does not say what its patience watches, so ours stops on training data alone; how it drew its split is not
-said; it took one test sample (preset paper), preset standard averages 100; the slope of the leaky ReLU is
-0.01.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 3.3 (Fig. 3.11) and
+Table A.3. Deviations: the thesis has no validation set and does not say what its patience watches, so ours
+stops on training data alone; how it drew its split is not said; it took one test sample (preset paper),
+preset standard averages 100; the slope of the leaky ReLU is 0.01.
 
 What would mislead: the thesis shows the 10 best of 100 fits, chosen by the test score that it shows. That is
 `best_tenth_cross_entropy`, optimistic by its selection; the mean over all fits is the main metric. With 50
@@ -83,7 +83,7 @@ class IrisDepth(Task):
         """What is measured."""
         return Spec(
             question="Does a richer posterior still predict better when the network is deeper?",
-            source="thesis 004, section 3.3 and Table A.3",
+            source="Farquhar 2022, section 3.3 and Table A.3",
             version=1,
             metrics={
                 "cross_entropy": Metric("mean over fits of -log p(label)", "nats", 0, np.inf),
@@ -151,7 +151,7 @@ class IrisDepth(Task):
 
     @property
     def target(self) -> str:
-        """The depth: all else is fixed."""
+        """The depth; nothing else decides the posterior."""
         return f"iris_depth-depth={self.settings.depth}"
 
     def reference(self, arrays: Arrays) -> Arrays:

@@ -9,8 +9,8 @@ t - 1 and training starts there; the first prior is N(0, 1). No label of the ste
 last 10% of each class of the training data are set aside for validation; the test sets are the published one,
 whole, under each permutation seen so far. Inputs are in [0, 1]. Coresets are those of `tasks/split_mnist.py`.
 
-Source: thesis 004, section 5.1 (Figs 5.1 and 5.3a), which shows it as inadequate; Goodfellow et al. 2013;
-Nguyen et al. 2018 for network and training.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 5.1 (Figs 5.1 and
+5.3a), which shows it as inadequate; Goodfellow et al. 2013; Nguyen et al. 2018 for network and training.
 
 What would mislead: this score in place of that of `split_mnist`. A new permutation looks like nothing that
 was seen, so that the network is uncertain of it, the gradients of the likelihood start small and the prior
@@ -92,7 +92,7 @@ class PermutedMNIST(continual.ContinualTask):
         """What is measured; never ranked."""
         return Spec(
             question="Is sequential inference able to keep steps that have nothing in common?",
-            source="thesis 004, section 5.1, as an inadequate evaluation",
+            source="Farquhar 2022, section 5.1, as an inadequate evaluation",
             version=1,
             metrics=continual.measures(),
             main_metric="average_accuracy",

@@ -20,14 +20,15 @@ at least -1e6), and how many did.
 The generalisation error is KL(p0 || p_vb) of the predictive density, on 5,000 fresh inputs with the
 observation and its mirror image about the truth.
 
-Source: documents 000 (Tables 2 to 4) and 002, section 7 and appendices D and E; learning coefficients from
-Aoyagi and Watanabe 2012 (tanh) and 2005 (reduced rank). Deviations: the preset standard changes nothing of
-the protocol; what it changes of the methods is theirs.
+Source: the paper "Variational Inference via Resolution of Singularities" 2022 (docs/sources.md), section 7,
+Tables 2 to 4 and appendices D and E; learning coefficients from Aoyagi and Watanabe 2012 (tanh) and 2005
+(reduced rank).
+Deviations: the preset standard changes nothing of the protocol; what it changes of the methods is theirs.
 
 What would mislead: log q is the method's own word, and one that understates it has a higher Psi; on `linear`
-such a Psi exceeds the evidence. Priors far from the truth cost so much that
-the RLCT is not seen. A higher Psi need not predict better (002, appendix E). Means over converged repetitions
-flatter a method that often fails: read the count. Hence the task is not ranked.
+such a Psi exceeds the evidence. Priors far from the truth cost so much that the RLCT is not seen. A higher
+Psi need not predict better (appendix E of the paper). Means over converged repetitions flatter a method that
+often fails: read the count. Hence the task is not ranked.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ NAMES: dict[str, dict[str, object]] = {"singular_evidence": {}}
 PRESETS: dict[str, dict[str, object]] = {"smoke": {"epochs": 20, "repetitions": 2, "draws": 20}}
 
 LOWEST_PSI = -1e6
-"""A repetition whose Psi lies below has not converged (000, section 7)."""
+"""A repetition whose Psi lies below has not converged (section 7 of the paper)."""
 
 _ROW = ("model", "hidden", "true_weight", "prior_mean", "prior_variance", "num_train", "repetitions")
 """Settings that a row of the published tables names."""
@@ -163,7 +164,7 @@ class SingularEvidence(Task):
             }
         return Spec(
             question="How close does the evidence lower bound come to the log evidence of a singular model?",
-            source="000, Tables 2 to 4; 002, section 7 and appendices D and E",
+            source="Variational Inference via Resolution of Singularities, 2022, section 7 and Tables 2 to 4",
             version=1,
             metrics=found,
             main_metric="psi",
@@ -289,7 +290,7 @@ class SingularEvidence(Task):
         return float(-0.5 * (square + log_det + len(x) * math.log(2 * math.pi)))
 
     def targets(self) -> Arrays:
-        """None: the truth is the task's own, and what it explains is weighed against it in the run."""
+        """None: the truth is part of the task, and the run weighs the draws against it."""
         return {}
 
     # ---- scoring

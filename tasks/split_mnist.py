@@ -13,7 +13,8 @@ copy of the posterior is trained on all that was kept so far, predicts, and is t
 on from the posterior. With `coreset_only` every step's prior is N(0, 1), while training still starts at the
 last posterior.
 
-Source: thesis 004, section 5.1 (Figs 5.2 and 5.3); Nguyen et al. 2018 for network, training and coresets.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 5.1 (Figs 5.2 and 5.3);
+Nguyen et al. 2018 for network, training and coresets.
 
 What would mislead: a head per task, or class labels at test time, turn five two-way problems into one easy
 score (`tasks/split_mnist_contrast.py` shows it); 20% at the end is both total forgetting (the last pair is
@@ -101,7 +102,7 @@ class SplitMNIST(continual.ContinualTask):
         joint = self.settings.order == "joint"
         return Spec(
             question="Does sequential inference keep what earlier steps taught?",
-            source="thesis 004, section 5.1",
+            source="Farquhar 2022, section 5.1",
             version=1,
             metrics=continual.measures(joint),
             main_metric="average_accuracy",

@@ -11,8 +11,8 @@ image comes with its pair, and only the two classes of this pair compete.
   the head of its pair alone. With coresets there is a copy per pair, trained on this pair's coreset, which
   predicts with this pair's head.
 
-Source: thesis 004, section 5.1 (Fig. 5.3), which shows them as inadequate; Zenke et al. 2017; Nguyen et al.
-2018.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 5.1 (Fig. 5.3), which
+shows them as inadequate; Zenke et al. 2017; Nguyen et al. 2018.
 
 What would mislead: everything here, read as sequential inference. Who is told the pair need not know p(y | x)
 under all data, only p(y | x, pair): a network that takes every 0 for an 8 may still tell 0 from 1, so that a
@@ -101,7 +101,7 @@ class SplitMNISTContrast(continual.ContinualTask):
         """What is measured; never ranked."""
         return Spec(
             question="How well are two classes told apart, once it is known which two?",
-            source="thesis 004, section 5.1, as an inadequate evaluation",
+            source="Farquhar 2022, section 5.1, as an inadequate evaluation",
             version=1,
             metrics=continual.measures(),
             main_metric="average_accuracy",
@@ -183,7 +183,7 @@ class SplitMNISTContrast(continual.ContinualTask):
     def predict(
         self, engine: Engine, method: Method, problem: Problem, kept: list[TensorDataset], inputs: Tensor
     ) -> Tensor:
-        """Log-probabilities within every pair, `[N, 5, 2]`: which pair is an input's own, scoring knows.
+        """Log-probabilities within every pair, `[N, 5, 2]`: scoring picks each input's own pair.
 
         Args:
             engine: Predicts.

@@ -11,9 +11,10 @@ temperature T weighs prior against likelihood: "kl" is the loss NLL + T KL, i.e.
 1/T, "likelihood" the power T. Both are posed as example weights, so that every method infers the same
 posterior, a sampler included.
 
-Source: thesis 004, section 3.2 (Figs 3.6 and 3.7) and Table A.1. Deviations: what T multiplies is not said
-there; preset standard has a third of the published epochs and, for mean-field inference, a higher rate;
-methods draw weights once a batch, where the thesis used Flipout; the slope of the leaky ReLU is 0.01.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 3.2 (Figs 3.6 and 3.7)
+and Table A.1. Deviations: what T multiplies is not said there; preset standard has a third of the published
+epochs and, for mean-field inference, a higher rate; methods draw weights once a batch, where the thesis used
+Flipout; the slope of the leaky ReLU is 0.01.
 
 What would mislead: the ratio depends on the temperature and compares methods at one T only; it is no score
 (a posterior can be too wide), hence this task is not ranked and the distance to a reference posterior stands
@@ -121,7 +122,7 @@ class ToyRegression(Task):
         distance = "root mean square"
         return Spec(
             question="How much wider is the posterior over functions between the data than at them?",
-            source="thesis 004, section 3.2 and Table A.1",
+            source="Farquhar 2022, section 3.2 and Table A.1",
             version=1,
             metrics={
                 "gap_ratio": Metric("gap_sd over data_sd; 0 without spread", "ratio", np.inf, 0),
@@ -204,7 +205,7 @@ class ToyRegression(Task):
 
     @property
     def target(self) -> str:
-        """Network and power of the likelihood; a temperature of either kind that gives the same is one."""
+        """Network and power of the likelihood; temperatures of either kind with one power share it."""
         s = self.settings
         return (
             f"toy_regression-layers={s.layers},hidden={s.hidden},temperature={1 / self.likelihood_weight:.9g}"
@@ -278,8 +279,8 @@ class ToyRegression(Task):
 def functions(arrays: Arrays) -> np.ndarray:
     """Equally probable values of the function, without observation noise, at every stored input, `[S, N]`.
 
-    A prediction whose variance exceeds the noise stands for a normal of its own: 25 values per sample, whose
-    mean and variance are its.
+    A prediction whose variance exceeds the noise stands for a normal of its own: 25 values per sample that
+    have its mean and variance.
     """
     means = arrays["means"].astype(np.float64)
     excess = arrays["variances"].astype(np.float64) - NOISE**2

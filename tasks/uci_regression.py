@@ -8,7 +8,8 @@ protein), ReLU, prior N(0, 1). Inputs and target are standardised by the rows th
 standard deviation of the observation noise is learned along with each fit. Test log likelihood and RMSE are
 in the own unit of the target: means over the splits with their standard errors.
 
-Source: thesis 004, section 4.3 (Table 4.2); Hernandez-Lobato and Adams 2015 for sets, splits and networks.
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 4.3 (Table 4.2);
+Hernandez-Lobato and Adams 2015 for sets, splits and networks.
 
 What would mislead: the log likelihood of standardised targets, which is larger by the log of their standard
 deviation; a noise that is not learned, which decides the log likelihood whatever the posterior; the RMSE
@@ -109,7 +110,7 @@ class UCIRegression(Task):
         unit = tables.SOURCES[self.settings.dataset].unit
         return Spec(
             question="How well does the posterior predict a number, and does it know its own error?",
-            source="thesis 004, section 4.3",
+            source="Farquhar 2022, section 4.3",
             version=1,
             metrics={
                 "log_likelihood": Metric(

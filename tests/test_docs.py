@@ -80,7 +80,34 @@ def test_generated_parts_of_the_documentation_are_current():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+GENERATED = re.compile(r"^<!-- generated: .+? -->$.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
+
+
+def loose_numbers(pages):
+    """Every `mean ± error` that stands in the prose of a page and in no generated part of any page."""
+    measured = "".join(part for text in pages for part in GENERATED.findall(text))
+    prose = [GENERATED.sub("", text).partition("## Published numbers")[0] for text in pages]
+    found = [number for text in prose for number in re.findall(r"\d[\d.]* ± \d[\d.]*\d", text)]
+    return [number for number in found if number not in measured]
+
+
+def test_numbers_in_prose_are_those_of_generated_parts():
+    assert not loose_numbers([page.read_text() for page in PAGES])
+    typed = "<!-- generated: x -->\n0.19 ± 0.01\n<!-- end -->\nIt is 0.19 ± 0.01, not 0.19 ± 0.02."
+    assert loose_numbers([typed]) == ["0.19 ± 0.02"]
+
+
+def anchors(page):
+    """Where a link may lead within a page: its headings, as GitHub names them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_links_between_pages_lead_somewhere():
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"
+    for page in PAGES:
+        for target, anchor in re.findall(r"\]\((?!https?:|mailto:)([^)#]*)#?([^)]*)\)", page.read_text()):
+            there = page.parent / target if target else page
+            where = f"{page.relative_to(ROOT)} links to {target}#{anchor}"
+            assert there.exists(), where
+            assert not anchor or anchor in anchors(there), where

@@ -1,4 +1,6 @@
-"""What section 7 of document 000 claims: on its own numbers, and on the committed records.
+"""The claims of the paper, section 7, on its own numbers and on the committed records.
+
+The paper is "Variational Inference via Resolution of Singularities" 2022 (docs/sources.md).
 
 A row at the preset paper that does not agree with the published one is named in EXPLAINED with its measured
 cause, and docs/tasks/singular_evidence.md tells it.

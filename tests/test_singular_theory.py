@@ -1,5 +1,7 @@
 """What docs/tasks/singular_theory.md says of singular evidences, by quadrature; the page's numbers are these.
 
+Equations are those of "Variational Inference via Resolution of Singularities" 2022 (docs/sources.md).
+
 A standard form has K = prod_j xi_j^(2 k_j) and the prior prod_j (h_j + 1) xi_j^h_j on (0, 1]^d. With
 lambda_j = (h_j + 1) / (2 k_j) the variables xi_j^(2 k_j) have densities lambda_j u^(lambda_j - 1) on (0, 1],
 so that evidence and best bound depend on lambda_1, ..., lambda_d alone.
@@ -51,7 +53,7 @@ def thresholds(form):
 
 
 def rlct(form):
-    """Least lambda_j, and how many variables have it (002, eq. 11)."""
+    """Least lambda_j, and how many variables have it (eq. 11)."""
     lams = thresholds(form)
     return min(lams), lams.count(min(lams))
 
@@ -78,7 +80,7 @@ def evidence(lams, n):
 
 
 def leading_coefficient(form):
-    """C of Z_K(n) ~ C n^-lambda (log n)^(m-1): b = prod (h_j + 1) times the corrected eq. 14 of 002."""
+    """C of Z_K(n) ~ C n^-lambda (log n)^(m-1): b = prod (h_j + 1) times the corrected eq. 14."""
     (k, h), (lam, m) = form, rlct(form)
     others = [x - lam for x in thresholds(form) if x > lam]
     b = math.prod(x + 1 for x in h)
@@ -86,7 +88,7 @@ def leading_coefficient(form):
 
 
 def bound(form, beta, n):
-    """Psi_K of the truncated source with the form's own lambda and k and rates beta `[d]` (002, eq. 4)."""
+    """Psi_K of the truncated source with the form's own lambda and k and rates beta `[d]` (eq. 4)."""
     k, h = form
     lam, beta = vector(thresholds(form)), vector(beta)
     moment = truncated_moment(lam, beta)
@@ -518,7 +520,7 @@ def test_expected_log_prob_sums_over_the_entries():
 
 
 def test_rlct_of_table_1():
-    """000, Table 1: RLCT; and the multiplicities of section 7."""
+    """Table 1 of the paper: RLCT; and the multiplicities of section 7."""
     assert [rlct_tanh(h) for h in (576, 1024)] == [(12.0, 2), (16.0, 2)]
     assert [rlct_reduced_rank(h + 3, h, h, h) for h in (24, 32)] == [(324.0, 1), (560.0, 1)]
 

@@ -1,4 +1,4 @@
-"""What second derivatives of a likelihood are made of: roots at the outputs, gradients layer by layer.
+"""Second derivatives of a likelihood: roots of its Hessian at the outputs, gradients layer by layer.
 
 The generalised Gauss-Newton matrix of the negative log likelihood is J^T H J, with J the Jacobian of the
 outputs and H the likelihood's Hessian in the outputs; R R^T = H gives it as a sum of outer products of the

@@ -12,7 +12,8 @@ The outputs of each single example are distributed as under drawn weights (pathw
 batch). Those of different examples are independent (local) or uncorrelated (flipout) given what enters the
 layer, which takes their covariance out of the variance of the batch's mean.
 
-`truncated` is the noise of thesis 004, section 4.4: standard normal, given that no entry exceeds a bound.
+`truncated` is the noise of Farquhar 2022 (docs/sources.md), section 4.4: standard normal, given that no entry
+exceeds a bound.
 
 Shapes: S samples, B examples of a batch.
 """
@@ -42,9 +43,9 @@ _LEAST_VARIANCE = 1e-30
 
 
 def truncated(noise: Tensor, bound: float) -> Tensor:
-    """Standard normal noise as noise with the distribution of a standard normal e given |e| <= bound.
+    """Maps standard normal noise to draws of a standard normal e given |e| <= bound.
 
-    Entry by entry the monotone map between the two distributions, in place of rejection.
+    The map is monotone and goes entry by entry; no draw is rejected.
     """
     share = math.erf(bound / math.sqrt(2))  # P(|e| <= bound)
     return (math.sqrt(2) * torch.erfinv(share * torch.erf(noise / math.sqrt(2)))).clamp(-bound, bound)

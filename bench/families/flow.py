@@ -1,8 +1,9 @@
 """Normalizing flows over all weights: affine coupling layers, and what methods built on them share.
 
-The layers are those of document 002, section 6 and appendix D: two pairs, the mask of a pair and then its
-complement, networks for scale and shift with three hidden layers of 16 units. The coupling printed there is
-not invertible; this one is v = r u + (1 - r) (u exp(s(r u)) + t(r u)).
+The layers are those of "Variational Inference via Resolution of Singularities" 2022 (docs/sources.md),
+section 6 and appendix D: two pairs, the mask of a pair and then its complement, networks for scale and shift
+with three hidden layers of 16 units. The coupling printed there is not invertible; this one is
+v = r u + (1 - r) (u exp(s(r u)) + t(r u)).
 
 A method of this kind is a source distribution over `xi` and this flow; see methods/nf_gamma.py.
 

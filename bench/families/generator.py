@@ -1,7 +1,7 @@
 """Generative replay: pairs of inputs and labels that stand in for the examples of earlier fits.
 
-A variational autoencoder (Kingma and Welling 2014) learns the inputs of a fit together with what it
-generated of the earlier ones; the model of the earlier fits labels what is generated (Shin et al. 2017). Its
+A variational autoencoder (Kingma and Welling 2014) learns the inputs of a fit together with generated inputs
+that stand for those of earlier fits; the model of the earlier fits labels them (Shin et al. 2017). Its
 settings are those of van de Ven and Tolias 2018: symmetric, 2 x 400 hidden units, 100 latent variables, Adam
 1e-3, 2000 steps per fit, 128 new and 128 generated inputs a step, hard labels. That paper is on replay
 without Bayes: taking its generator for variational generative replay is our choice, since the settings of
@@ -76,7 +76,7 @@ class VAE(nn.Module):
 
 
 def train(vae: VAE, inputs: Tensor, num_past: int, steps: int, generator: torch.Generator) -> None:
-    """Trains on new inputs and on what the autoencoder generated before, which stands for `num_past` others.
+    """Trains on new inputs and on generated ones, which stand for `num_past` examples of earlier fits.
 
     Args:
         vae: Trained in place; its parameters get no gradients afterwards.
@@ -167,7 +167,7 @@ class Replay(nn.Module):
             network: Gives the architecture; its own parameters are not used.
             likelihood: Of the targets.
             size: Number of pairs.
-            seed: They follow from it.
+            seed: Decides the pairs.
         """
         generator = torch.Generator(self.num_learned.device).manual_seed(seed)
         inputs = self.vae.sample(size, generator)
@@ -185,8 +185,8 @@ class Replay(nn.Module):
     ) -> Tensor:
         """Negative log likelihood of this fit's examples and of the earlier ones, in nats.
 
-        The batch `[B, ...]` is scaled to the number of the former, as many replayed pairs to that of the
-        latter (`bench.energy.likelihood_term`).
+        The batch `[B, ...]` is scaled to the number of this fit's examples, B replayed pairs to the number
+        of the earlier ones (`bench.energy.likelihood_term`).
         """
         if seeds is None:
             return likelihood_term(likelihood, forward(network, weights, batch.inputs), batch, self.num_new)

@@ -4,8 +4,9 @@ A score is one number per candidate, larger = sooner. A proposal turns the score
 the probabilities of a draw; those that give every candidate a positive one have full support, without which
 PURE and LURE (`bench.studies.risk`) are biased. Random acquisition is the proposal `uniform`.
 
-Source: thesis 004, section 5.2, appendix C.1 and Table C.1; Houlsby et al. 2011 (BALD); Gal, Islam and
-Ghahramani 2017 (variation ratio); Kossen et al. 2021 (expected loss).
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 5.2, appendix C.1 and
+Table C.1; Houlsby et al. 2011 (BALD); Gal, Islam and Ghahramani 2017 (variation ratio); Kossen et al. 2021
+(expected loss).
 
 Shapes: N candidates on the last axis of scores and probabilities; proposals and `inverse_cdf` take batches
 (trajectories) on the axes before it. All in float64.
@@ -64,7 +65,7 @@ def distance(candidates: Tensor, acquired: Tensor, power: float = 2) -> Tensor:
     Args:
         candidates: Inputs `[N, ...]`.
         acquired: Inputs `[M, ...]` of the same kind.
-        power: 2 is the quadratic distance of thesis 004, C.1; equation C.3 has 1.
+        power: 2 is the quadratic distance of Farquhar 2022, C.1; equation C.3 has 1.
     """
     points, others = (x.double().reshape(len(x), candidates[0].numel()) for x in (candidates, acquired))
     apart = torch.cdist(points, others, compute_mode="donot_use_mm_for_euclid_dist")
@@ -87,8 +88,8 @@ def _log_probs(prediction: Prediction) -> Tensor:
 def softmax(scores: Tensor, temperature: float) -> Tensor:
     """Probabilities in the ratio of exp(T s), s the scores divided by their sum; uniform if all are 0.
 
-    The temperature acts on NORMALISED scores (thesis 004, Table C.1: T = 10,000); on raw nats it would be an
-    argmax. Differences of T s above 745 give probabilities that are 0 in float64.
+    The temperature acts on NORMALISED scores (Farquhar 2022, Table C.1: T = 10,000); on raw nats it would be
+    an argmax. Differences of T s above 745 give probabilities that are 0 in float64.
     """
     scores = _checked(scores, non_negative=True)
     _positive("temperature", temperature)
@@ -106,8 +107,8 @@ def boltzmann(
         scale: standardised, minus their mean and over their standard deviation (correction 0) over the
             candidates left; by_mean, over their mean.
 
-    Thesis 004, C.1, says "normalised" and not how. Divided by their sum, scores of so many candidates hardly
-    differ, and the proposal is uniform.
+    Farquhar 2022, C.1, says "normalised" and not how. Divided by their sum, scores of so many candidates
+    hardly differ, and the proposal is uniform.
     """
     scores = _checked(scores, non_negative=scale == "by_mean")
     _positive("beta", beta)
@@ -134,7 +135,7 @@ def proportional(scores: Tensor, floor: float) -> Tensor:
 def epsilon_greedy(scores: Tensor, epsilon: float) -> Tensor:
     """The largest score (of equals the first) with 1 - epsilon, and uniform with epsilon, 0 < epsilon <= 1.
 
-    Thesis 004, equation C.3; the uniform part is over the candidates left.
+    Farquhar 2022, equation C.3; the uniform part is over the candidates left.
     """
     _share("epsilon", epsilon)
     return (1 - epsilon) * argmax(scores) + epsilon * uniform(scores)

@@ -116,7 +116,7 @@ class Oracle:
 
 
 def network(kind: Literal["conv", "mlp"], pixels: int) -> NetworkFactory:
-    """The networks of thesis 004, appendix C.1: the convolutional one, or one hidden layer of 50 units.
+    """The networks of Farquhar 2022 (docs/sources.md), C.1: the convolutional one, or one hidden layer of 50.
 
     Args:
         kind: Which.
@@ -226,7 +226,7 @@ class Learning:
 
     @property
     def overfitting_bias(self) -> np.ndarray:
-        """Test NLL minus LURE on the training points, `[E, 3]`: thesis 004, equation 5.10."""
+        """Test NLL minus LURE on the training points, `[E, 3]`: Farquhar 2022, equation 5.10."""
         return self.nll - self.risks[..., list(OBJECTIVES).index("lure")]
 
     def measures(self) -> dict[str, np.ndarray]:
@@ -323,7 +323,7 @@ class Trajectories:
     first_draw: dict[str, float]
 
     def bias(self, proposal: str, estimator: str) -> np.ndarray:
-        """Risk minus estimate, `[R, K]`: below 0 where the risk is overestimated (thesis 004, Fig. 5.8)."""
+        """Risk minus estimate, `[R, K]`: below 0 if the risk is overestimated (Farquhar 2022, Fig. 5.8)."""
         return self.risk - self.estimates[proposal][estimator]
 
     def squared_error(self, proposal: str, estimator: str) -> np.ndarray:

@@ -6,8 +6,8 @@ an initial random set are acquired points too, with q_m = 1/(N - m + 1). PURE an
 their mean, for losses of a predictor that was chosen without these points and every proposal, dependent on
 all earlier draws or not, that gives each point left a probability above 0.
 
-Source: Farquhar, Gal and Rainforth 2021, On statistical bias in active learning, equations 5 and 7; thesis
-004, section 5.2.
+Source: Farquhar, Gal and Rainforth 2021, On statistical bias in active learning, equations 5 and 7; Farquhar
+2022, thesis "Understanding Approximation" (docs/sources.md), section 5.2.
 
 Shapes: M acquired points, in order of acquisition, on the last axis; axes before it are batches
 (trajectories), and broadcast. Arrays give arrays and tensors give tensors, in float64; losses keep their

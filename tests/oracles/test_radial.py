@@ -204,7 +204,7 @@ def test_radius_is_half_normal():
 
 
 def test_distance_between_draws():
-    """E|w - w'| = scale sqrt(pi/2) in high dimension (thesis, 4.2); no soap bubble. False alarm: 7e-6."""
+    """E|w - w'| = scale sqrt(pi/2) in high dimension (Farquhar 2022, 4.2); no bubble. False alarm: 7e-6."""
     q = RadialNormal(torch.zeros(20000), torch.full((20000,), 0.3))
     w = q.rsample((2000,), generator(5)).double()
     assert_mean_is((w[::2] - w[1::2]).norm(dim=1), 0.3 * math.sqrt(math.pi / 2), slack=1e-3)
