@@ -386,9 +386,9 @@ class Task(ABC):
 
     @classmethod
     def compare(cls, runs: Sequence[FinishedRun]) -> Comparison:
-        """Several runs of this task together: charts, a table, and what can be said, with intervals.
+        """Several runs together: charts, a table, and what can be said of their differences, with intervals.
 
-        Called once with all runs of the tasks that share this method; a base class may compare several tasks.
+        Gets all runs whose tasks inherit the same `compare`, so that a base class may compare several tasks.
         By default every metric is tabled and the main metric compared (`bench.comparison.of_metrics`).
 
         Raises:

@@ -6,7 +6,7 @@ of its runs measured.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import altair as alt
@@ -31,19 +31,11 @@ def compare_learning(runs: Sequence[FinishedRun]) -> Comparison:
     Raises:
         UsageError: If a run is given twice, or runs of a task were tested at other M.
     """
-    charts: dict[str, Any] = {}
-    sentences: list[str] = []
-    for task, lines in by_task(runs).items():
-        found = {
-            line: {seed: run.task.measured(run.arrays) for seed, run in of.items()}
-            for line, of in lines.items()
-        }
-        _check(task, [each.points for of in found.values() for each in of.values()])
-        notes = [task, intervals.CAPTIONS["standard_error"]]
-        drawn = learning_charts({line: list(of.values()) for line, of in found.items()}, notes)
-        charts |= {f"{task}-{name}": chart for name, chart in drawn.items()}
-        sentences += _of_learning(task, found, lines)
-    return Comparison(charts, sentences=sentences)
+
+    def draw(task: str, lines: Mapping[str, Sequence[Learning]]) -> dict[str, Any]:
+        return learning_charts(lines, [task, intervals.CAPTIONS["standard_error"]])
+
+    return _compare(runs, lambda found: found.points, draw, _of_learning)
 
 
 def compare_testing(runs: Sequence[FinishedRun]) -> Comparison:
@@ -52,6 +44,20 @@ def compare_testing(runs: Sequence[FinishedRun]) -> Comparison:
     Raises:
         UsageError: If a run is given twice, or runs of a task were tested at other M.
     """
+
+    def draw(task: str, lines: Mapping[str, Sequence[Models]]) -> dict[str, Any]:
+        return error_charts(lines, [task])
+
+    return _compare(runs, lambda found: found["full"].points, draw, _of_testing)
+
+
+def _compare(
+    runs: Sequence[FinishedRun],
+    points: Callable[[Any], np.ndarray],
+    draw: Callable[[str, dict[str, list[Any]]], dict[str, Any]],
+    say: Callable[[str, dict[str, dict[int, Any]], Lines], list[str]],
+) -> Comparison:
+    """Charts and sentences of every task; `points` are the M at which a run measured."""
     charts: dict[str, Any] = {}
     sentences: list[str] = []
     for task, lines in by_task(runs).items():
@@ -59,16 +65,12 @@ def compare_testing(runs: Sequence[FinishedRun]) -> Comparison:
             line: {seed: run.task.measured(run.arrays) for seed, run in of.items()}
             for line, of in lines.items()
         }
-        _check(task, [each["full"].points for of in found.values() for each in of.values()])
-        drawn = error_charts({line: list(of.values()) for line, of in found.items()}, [task])
-        charts |= {f"{task}-{name}": chart for name, chart in drawn.items()}
-        sentences += _of_testing(task, found, lines)
+        measured = {line: list(of.values()) for line, of in found.items()}
+        if len({tuple(points(each).tolist()) for of in measured.values() for each in of}) > 1:
+            raise UsageError(f"{task}: the runs measured at different numbers of points; draw them apart")
+        charts |= {f"{task}-{name}": chart for name, chart in draw(task, measured).items()}
+        sentences += say(task, found, lines)
     return Comparison(charts, sentences=sentences)
-
-
-def _check(task: str, points: Sequence[np.ndarray]) -> None:
-    if len({tuple(of_run.tolist()) for of_run in points}) > 1:
-        raise UsageError(f"{task}: the runs measured at different numbers of points; draw them apart")
 
 
 def learning_charts(lines: Mapping[str, Sequence[Learning]], notes: Sequence[str] = ()) -> dict[str, Any]:

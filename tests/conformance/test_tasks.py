@@ -25,7 +25,7 @@ from bench import cli, data, figures, records, registry, tables
 from bench.contract import CAPABILITIES, Row, Undefined
 from bench.data import array_digest
 from bench.errors import BenchError
-from bench.runner import load_scores
+from bench.runner import finished, load_scores
 from bench.studies import references
 
 EMBEDDED = [name for name, source in data.SOURCES.items() if not source.files]
@@ -334,6 +334,17 @@ def test_figures_are_drawn(name, runs, tmp_path):
         assert len(content) < 2**20
     again = figures.save(task.figures(arrays), tmp_path / "again")
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in paths]
+
+
+@every_task
+def test_runs_are_compared(name, runs, tmp_path):
+    """A run alone, and twice as two seeds: a table whose rows fit its header or sentences, and charts."""
+    run = finished(runs(name).directory)
+    for given in ([run], [run, replace(run, seed=run.seed + 1)]):
+        found = type(run.task).compare(given)
+        assert found.rows or found.sentences
+        assert all(len(row) == len(found.header) for row in found.rows)
+        assert len(figures.save(found.charts, tmp_path)) == 2 * len(found.charts)
 
 
 @every_task
