@@ -438,12 +438,13 @@ def _record(arguments: list[str]) -> None:
 
 
 def _reference(arguments: list[str]) -> None:
-    from bench.studies.references import FOLDER, add
+    from bench.leaderboard.references import add
+    from bench.studies.references import FOLDER
 
     parser = _Parser("bench reference", description="Make runs of a sampler the reference of their task.")
     parser.add_argument("action", type=Literal["add"], help="add copies predictions to the references")
     parser.add_argument(
-        "RUN", nargs="+", type=str, help="directory of a run of hmc that mixed, fit to be a record"
+        "RUN", nargs="+", type=str, help="directory of a run that mixed, fit to be a record; its method provides invariant"
     )
     parser.add_argument("--to", type=str, default=str(FOLDER), help="folder of the references")
     parser.add_argument("--force", action="store_true", help="replace an older reference of the same target")

@@ -50,6 +50,7 @@ CAPABILITIES = {
     "sequential": "as_prior() turns the posterior into the next prior",
     "weighted": "example weights multiply the log likelihood",
     "loss_terms": "likelihood and prior term of a batch, in nats",
+    "invariant": "draws leave the posterior invariant: the only error left is that of finitely many draws",
 }
 
 

@@ -37,8 +37,8 @@ from bench.contract import Arrays, Batch, Budget, Method, Problem
 from bench.diagnostics import gradient_norms
 from bench.ensemble import Ensemble
 from bench.errors import Diverged, UsageError
+from bench.files import write, writing
 from bench.predictions import BadPrediction, Prediction
-from bench.records import write, writing
 from bench.settings import Count, settings
 
 _LARGEST_PIECE = 50_000_000

@@ -12,7 +12,7 @@ import numpy as np
 import vl_convert
 
 from bench.contract import Row
-from bench.records import write
+from bench.files import write
 
 
 def save(charts: Mapping[str, Any], folder: Path) -> list[Path]:

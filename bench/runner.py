@@ -29,6 +29,7 @@ from bench.data import array_digest
 from bench.engine import Engine, TrainerOptions
 from bench.ensemble import Ensemble
 from bench.errors import BenchError, Diverged, OutputError, UsageError
+from bench.files import write, writing
 from bench.registry import Choice
 from bench.settings import build
 
@@ -270,14 +271,14 @@ def _mark(directory: Path, fingerprint: dict[str, Any]) -> None:
         old = json.loads(marker.read_bytes())
         differs = ", ".join(k for k in fingerprint if old.get(k) != fingerprint[k])
         raise UsageError(f"{directory} holds an unfinished run with another {differs}; --force starts anew")
-    records.write(marker, content)
+    write(marker, content)
 
 
 class _LogHandler(logging.FileHandler):
     """A log on a full disk ends the run in one line; logging's own answer is a traceback a line."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        with records.writing(Path(self.baseFilename)):
+        with writing(Path(self.baseFilename)):
             raise
 
 
@@ -286,7 +287,7 @@ def _log_file(path: Path) -> Iterator[logging.Logger]:
     logger = logging.getLogger(f"bench.run.{path}")
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    with records.writing(path):
+    with writing(path):
         handler = _LogHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger.addHandler(handler)
@@ -294,7 +295,7 @@ def _log_file(path: Path) -> Iterator[logging.Logger]:
         yield logger
     finally:
         logger.removeHandler(handler)
-        with records.writing(path):
+        with writing(path):
             handler.close()
 
 

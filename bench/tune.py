@@ -29,6 +29,7 @@ import torch
 
 from bench import randomness, records, registry
 from bench.errors import BenchError, UsageError
+from bench.files import write, writing
 from bench.registry import Entry
 from bench.runner import Observer
 from bench.settings import build
@@ -247,7 +248,7 @@ def tune(
         environments=list({str(record.environment): record.environment for record in done}.values()),
     )
     if preset != "smoke":
-        records.write(path, (result.model_dump_json(indent=2) + "\n").encode())
+        write(path, (result.model_dump_json(indent=2) + "\n").encode())
     return result
 
 
@@ -287,7 +288,7 @@ def _make_room(directories: list[Path], now: records.Provenance, force: bool) ->
         ):
             if not force:
                 raise UsageError(f"{directory} holds a run of another source; --force replaces such runs")
-            with records.writing(directory):
+            with writing(directory):
                 shutil.rmtree(directory)
 
 

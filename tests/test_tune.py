@@ -16,7 +16,7 @@ import tunables
 from tunables import BEGUN
 
 import bench
-from bench import cli, records, registry, tune
+from bench import cli, files, records, registry, tune
 from bench.errors import DataError, UsageError
 
 METHOD, TASK = "tunables:Obedient", "tunables:Distance"
@@ -418,7 +418,7 @@ def tuned():
     """Tuned settings of mfvi on split_digits."""
     path = registry.tuned_path("mfvi", "split_digits", registry.TUNED)
     chosen = {**vars(registry.method("mfvi").cls.settings_class()), "learning_rate": 0.02, "train_samples": 2}
-    records.write(path, json.dumps({"chosen": chosen}).encode())
+    files.write(path, json.dumps({"chosen": chosen}).encode())
     return path
 
 
@@ -518,7 +518,7 @@ def test_table_of_the_documentation(monkeypatch):
     )
     assert "closeness, higher" in lines[-2]
     other = same.model_copy(update={"method": "other", "task": TASK, "budget": 9})
-    records.write(registry.tuned_path("other", TASK, registry.TUNED), other.model_dump_json().encode())
+    files.write(registry.tuned_path("other", TASK, registry.TUNED), other.model_dump_json().encode())
     lines = generate.tuning().splitlines()
     assert ["(not comparable)" in line for line in lines[2:]] == [False, True, True]
 
