@@ -187,7 +187,7 @@ def _run(arguments: list[str]) -> None:
             force=chosen.force,
             observers=(observer,),
         )
-    if done.record is not None:
+    if done.is_first_process:
         _print_record(done.directory, errors)
         output.print(str(done.directory), soft_wrap=True)
 
@@ -444,7 +444,10 @@ def _reference(arguments: list[str]) -> None:
     parser = _Parser("bench reference", description="Make runs of a sampler the reference of their task.")
     parser.add_argument("action", type=Literal["add"], help="add copies predictions to the references")
     parser.add_argument(
-        "RUN", nargs="+", type=str, help="directory of a run that mixed, fit to be a record; its method provides invariant"
+        "RUN",
+        nargs="+",
+        type=str,
+        help="directory of a run that mixed, fit to be a record; its method provides invariant",
     )
     parser.add_argument("--to", type=str, default=str(FOLDER), help="folder of the references")
     parser.add_argument("--force", action="store_true", help="replace an older reference of the same target")
@@ -472,9 +475,8 @@ def _sweep(arguments: list[str]) -> int:
         help="run failed cells again, and replace finished runs whose preset has changed since",
     )
     chosen = parser.parse_args(arguments)
-    if chosen.threads is not None and chosen.threads < 1:
-        raise UsageError(f"--threads {chosen.threads}: must be 1 or more")
-    cells = sweep.read(Path(chosen.grid))
+    common = {name: chosen[name] for name in ("out", "data_dir", "threads", "force")}
+    cells = sweep.read(Path(chosen.grid), **common)
     for cell in cells:  # what can be refused is told before hours are spent on the others
         try:
             cell.choice()
@@ -483,16 +485,7 @@ def _sweep(arguments: list[str]) -> int:
     outcomes = []
     for number, cell in enumerate(cells, 1):
         with shown(errors, f"{number} of {len(cells)}: {cell}") as observer:
-            outcomes.append(
-                sweep.run_cell(
-                    cell,
-                    out=chosen.out,
-                    data_dir=chosen.data_dir,
-                    threads=chosen.threads,
-                    force=chosen.force,
-                    observers=(observer,),
-                )
-            )
+            outcomes.append(sweep.run_cell(cell, (observer,)))
     table = Table(title=f"{len(cells)} cells", title_justify="left")
     for column in ("cell", "preset", "status", "main metric", "value"):
         table.add_column(column, overflow="fold")
@@ -518,6 +511,7 @@ def _tune(arguments: list[str]) -> None:
     from functools import partial
 
     from bench import tune
+    from bench.plan import Plan
     from bench.progress import shown
 
     parser = _Parser(
@@ -549,11 +543,12 @@ def _tune(arguments: list[str]) -> None:
     )
     chosen = parser.parse_args(arguments)
     registry.method(chosen.METHOD), registry.task(chosen.TASK)  # before a warning that speaks of them
-    options = {k: v for k, v in vars(chosen).items() if k not in ("METHOD", "TASK", "budget")}
+    options = {name: chosen[name] for name in ("seed", "preset", "out", "data_dir", "threads", "force")}
+    plan = registry.build(Plan, {"method": chosen.METHOD, "task": chosen.TASK, **options})
     unequal = tune.unequal_budgets(chosen.METHOD, chosen.TASK, chosen.budget, Path(chosen.to))
     if unequal and chosen.preset != "smoke":
         errors.print(f"bench: warning: {unequal}", soft_wrap=True)
-    result = tune.tune(chosen.METHOD, chosen.TASK, chosen.budget, **options, watch=partial(shown, errors))
+    result = tune.tune(plan, chosen.budget, Path(chosen.to), partial(shown, errors))
     criterion = result.criterion
     direction = "higher" if criterion.higher_is_better else "lower"
     title = f"{result.method} on {result.task}: {criterion.metric} on validation data, {direction} is better"

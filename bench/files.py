@@ -1,7 +1,6 @@
 """Files that are there whole or not at all, and folders in which one process at a time writes.
 
-Every file that the project leaves behind is written here. A process that is killed leaves no half-written file
-and no lock.
+A process that is killed leaves no half-written file under its final name, and no lock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the schema of `record.json`, and how it and the files beside it are written and read.
+"""What a run leaves behind: the schema of `record.json`, and reading and writing of the files beside it.
 
 A run's directory holds
 
@@ -290,7 +290,7 @@ _FOLDERS = ("methods", "tasks", "leaderboard")
 
 
 def source_files() -> dict[str, Path]:
-    """Every Python and preset file that can change a run, by its path in the sources: the leaderboard has none."""
+    """Every Python and preset file of engine, methods and tasks, by its path in the sources."""
     found = {}
     for name in ("bench", "methods", "tasks"):
         # Found by name, not imported: methods and tasks stand above this file.

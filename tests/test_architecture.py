@@ -56,7 +56,7 @@ FLOORS = {
     "tasks": {"bench.tasks.*"},
     "engine": {"bench.ensemble", "bench.compiled", "bench.stacked", "bench.engine"},
     "names and records": {"bench.registry", "bench.records"},
-    "one run": {"bench.runner", "bench.wandb_log"},
+    "one run": {"bench.plan", "bench.runner", "bench.wandb_log"},
     "many runs": {"bench.sweep", "bench.tune", "bench.leaderboard.*"},
     "command line": {"bench.progress", "bench.cli", "bench.__main__"},
 }

@@ -54,7 +54,10 @@ def test_folder_is_made_locked_and_left_empty(tmp_path):
     for _ in range(2):
         with files.locked(folder):
             assert [path.name for path in folder.iterdir()] == [files.LOCK]
-            with pytest.raises(UsageError, match="b is being written by another process"), files.locked(folder):
+            with (
+                pytest.raises(UsageError, match="b is being written by another process"),
+                files.locked(folder),
+            ):
                 pass
             assert (folder / files.LOCK).exists()
         assert list(folder.iterdir()) == []
@@ -69,7 +72,9 @@ def test_error_inside_gives_the_lock_back(tmp_path):
 
 def test_killed_process_leaves_no_lock(tmp_path):
     """While it lives the folder is its own; after `kill -9` the next one has it, lock file or not."""
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     with process:
         assert process.stdout.readline() == "has it\n"
         with pytest.raises(UsageError, match="is being written by another process"), files.locked(tmp_path):

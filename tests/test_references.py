@@ -15,8 +15,8 @@ from bench.data import array_digest
 from bench.diagnostics import RHAT_LIMIT
 from bench.errors import DataError, UsageError
 from bench.leaderboard.references import add
-from bench.runner import load_scores, task_of
 from bench.methods.mfvi import MFVI
+from bench.runner import load_scores, task_of
 from bench.studies import references
 from bench.studies.references import Reference
 
