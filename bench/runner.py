@@ -16,7 +16,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -271,7 +271,7 @@ def _logging(log: logging.Logger) -> Observer:
 @contextmanager
 def _observed(job: _Job, observers: tuple[Observer, ...]) -> Iterator[None]:
     """Has the observers told of the run, and Weights & Biases if the plan says so."""
-    wandb = nullcontext(None)
+    wandb: AbstractContextManager[Observer | None] = nullcontext()
     if job.plan.wandb != "off":
         from bench.wandb_log import logged
 

@@ -162,15 +162,14 @@ def _first(error: pydantic.ValidationError, block: Any) -> str:
             return f"unknown key {key}: {nearest(str(key), list(_MUST_BE))}"
         case "missing":
             return f"{key}: must be given"
+    where, must_be = str(key), _MUST_BE[str(key)]
     if key in ("method", "task"):
-        if first["type"] in ("dict_type", "string_type") and (not inside or "[key]" in inside):
+        if not inside or "[key]" in inside:
             return f"{key}: {block[key]}: must hold settings by name"
-        key, name = f"{key}.{inside[0]}", key
-    else:
-        name = key
+        where = f"{key}.{inside[0]}"
     if first["type"] == "too_short":
-        return f"{key}: the list is empty"
-    return f"{key}: {first['input']}: must be {_MUST_BE[str(name)]}, or a list of such"
+        return f"{where}: the list is empty"
+    return f"{where}: {first['input']}: must be {must_be}, or a list of such"
 
 
 # --------------------------------------------------------------------------------------------------- runs

@@ -51,7 +51,7 @@ FLOORS = {
     },
     "what methods share": {"bench.families.*"},
     "methods": {"bench.methods.*"},
-    "data and scores": {"bench.data", "bench.tables", "bench.metrics", "bench.figures"},
+    "data and scores": {"bench.places", "bench.data", "bench.tables", "bench.metrics", "bench.figures"},
     "what tasks share": {"bench.studies.*"},
     "tasks": {"bench.tasks.*"},
     "engine": {"bench.ensemble", "bench.compiled", "bench.stacked", "bench.engine"},

@@ -15,7 +15,7 @@ import toys
 import yaml
 
 import bench
-from bench import cli, data, records, registry
+from bench import cli, data, places, records, registry
 from bench.engine import TrainerOptions
 from bench.errors import DataError
 
@@ -161,7 +161,7 @@ def test_missing_data_is_one_line_that_names_the_ways_to_get_it(call, monkeypatc
 
     monkeypatch.delenv("BENCH_DATA", raising=False)
     for root in ("SYSTEM_ROOT", "CACHE_ROOT"):
-        monkeypatch.setattr(data, root, tmp_path / root)
+        monkeypatch.setattr(places, root, tmp_path / root)
     monkeypatch.setattr(data, "_download", refuse)
     code, out, err = call(*action)
     assert (code, out) == (DataError.exit_code, "") == (3, "")
@@ -402,7 +402,7 @@ def test_list_shows_every_name(call):
 
 def test_data_lists_gets_and_checks(call, monkeypatch, tmp_path):
     monkeypatch.delenv("BENCH_DATA", raising=False)
-    monkeypatch.setattr(data, "CACHE_ROOT", tmp_path)
+    monkeypatch.setattr(places, "CACHE_ROOT", tmp_path)
     code, out, err = call("data", "list")
     assert (code, err) == (0, "")
     for name in data.SOURCES:
