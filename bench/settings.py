@@ -54,4 +54,5 @@ def build(cls: type, values: dict[str, Any], flag: str = "") -> Any:
         message = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
         if first["type"] == "greater_than_equal":
             message = f"must be {first['ctx']['ge']} or more"
-        raise UsageError(f"--{flag}{'.' if flag else ''}{name} {given}: {message}") from None
+        shown = f"{flag}.{name}" if flag else name.replace("_", "-")
+        raise UsageError(f"--{shown} {given}: {message}") from None

@@ -63,7 +63,8 @@ def test_plans_are_data():
         ({"members": 0}, "--members 0: must be 1 or more"),
         ({"threads": 0}, "--threads 0: must be 1 or more"),
         ({"wandb": "on"}, "--wandb on: should be 'off', 'offline' or 'online'"),
-        ({"method_settings": [1]}, r"--method_settings \[1\]: should be a valid mapping"),
+        ({"method_settings": [1]}, r"--method-settings \[1\]: should be a valid dictionary"),
+        ({"data_dir": 3}, "--data-dir 3: should be a valid string"),
         ({"sed": 1}, "--sed 1: Unexpected keyword argument"),
     ],
 )
