@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
-from typing import Any, cast
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,7 +97,7 @@ def batches(
         return TensorBatches(dataset.tensors, batch_size, seed, ranks, draws)
     if draws is not None:
         raise UsageError("a budget with draws needs a data set in memory, a TensorDataset")
-    size = len(cast(Sized, dataset))
+    size = len(dataset)  # type: ignore[arg-type]
     if seed is None:
         return DataLoader(dataset, batch_size or size, collate_fn=_collate)
     sampler = (

@@ -10,8 +10,6 @@ Shapes: B examples, C outputs, T positions at which a layer uses its weights (1 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import reduce
-from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -50,17 +48,17 @@ def plain_layers(network: nn.Module, names: list[str]) -> list[nn.Linear | nn.Co
     """The linear and convolutional layers that own exactly these weights, or None if others own some."""
     layers, owned = [], []
     for prefix, m in network.named_modules():
+        is_plain_convolution = (
+            type(m) is nn.Conv2d
+            and m.groups == 1
+            and m.padding_mode == "zeros"
+            and not isinstance(m.padding, str)
+        )
         own = [".".join(filter(None, (prefix, name))) for name, _ in m.named_parameters(recurse=False)]
-        if own and set(own) <= set(names) and _is_plain(m):
+        if own and set(own) <= set(names) and (type(m) is nn.Linear or is_plain_convolution):
             layers.append(m)
             owned += own
-    return layers if owned == names else None
-
-
-def _is_plain(m: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
-    if type(m) is nn.Conv2d:
-        return m.groups == 1 and m.padding_mode == "zeros" and not isinstance(m.padding, str)
-    return type(m) is nn.Linear
+    return layers if owned == names else None  # type: ignore[return-value]
 
 
 def layer_gradients(
@@ -93,8 +91,8 @@ def layer_gradients(
 
 def _positions(layer: nn.Linear | nn.Conv2d, inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
     if isinstance(layer, nn.Conv2d):
-        how: tuple[Any, ...] = (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
-        a, g = functional.unfold(inputs, *how).mT, gradients.flatten(3).mT
+        how = (layer.kernel_size, layer.dilation, layer.padding, layer.stride)
+        a, g = functional.unfold(inputs, *how).mT, gradients.flatten(3).mT  # type: ignore[arg-type]
     else:
         a = inputs.reshape(len(inputs), -1, inputs.shape[-1])
         g = gradients.reshape(*gradients.shape[:2], -1, gradients.shape[-1])
@@ -107,4 +105,4 @@ def squares(a: Tensor, g: Tensor) -> Tensor:
         return g[:, :, 0].square().sum(0).T @ a[:, 0].square()
     chunk = max(1, LARGEST // (len(g) * g.shape[-1] * a.shape[-1]))
     parts = zip(a.split(chunk), g.split(chunk, 1), strict=True)
-    return reduce(torch.add, (torch.einsum("bti,cbto->cboi", a, g).square().sum((0, 1)) for a, g in parts))
+    return sum(torch.einsum("bti,cbto->cboi", a, g).square().sum((0, 1)) for a, g in parts)  # type: ignore[return-value]

@@ -129,8 +129,8 @@ class Replay(nn.Module):
         if not isinstance(problem.likelihood, likelihoods.Categorical | likelihoods.Bernoulli):
             raise UsageError(f"{name} labels what it replays by class; take a method without replay")
         self.name, self.num_new, self.num_past = name, problem.num_train, 0
-        train = problem.train
-        self._check(train.tensors[0] if isinstance(train, TensorDataset) else train[0][0])
+        in_memory = isinstance(problem.train, TensorDataset)
+        self._check(problem.train.tensors[0] if in_memory else problem.train[0][0])  # type: ignore[attr-defined]
         self.vae = VAE(problem.train[0][0].shape, hidden, latent).requires_grad_(False)
         self.register_buffer("num_learned", torch.zeros((), dtype=torch.long))
         self._teacher: list[str] = []
