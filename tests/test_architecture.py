@@ -38,7 +38,7 @@ SOURCES = {
 }
 
 FLOORS = {
-    # From bottom to top; `.*` stands for every file of a folder.
+    # From bottom to top; `.*` stands for every file below a folder.
     "ground": {
         *("bench", "bench.families", "bench.studies", "bench.methods", "bench.tasks", "bench.leaderboard"),
         *("bench.errors", "bench.files", "bench.settings", "bench.randomness"),
@@ -174,8 +174,12 @@ def test_reading_of_imports(tmp_path):
 def floors_of(name, floors):
     """Numbers of the floors on which a module stands; a folder's pattern yields to the module's own name."""
     named = [number for number, names in enumerate(floors.values()) if name in names]
-    folder = f"{name.rpartition('.')[0]}.*"
-    return named or [number for number, names in enumerate(floors.values()) if folder in names]
+    return named or [n for n, names in enumerate(floors.values()) for entry in names if covers(entry, name)]
+
+
+def covers(entry, name):
+    """Whether an entry of FLOORS is a pattern that takes in a module."""
+    return entry.endswith(".*") and name.startswith(entry.removesuffix("*"))
 
 
 def reached(graph, name):
@@ -204,7 +208,7 @@ def slips(graph, floors, exceptions):
             found.append(f"{name} stands on {len(numbers)} floors: enter it in FLOORS of this file, once")
     for names in floors.values():
         for entry in names:
-            if entry not in graph and not any(f"{n.rpartition('.')[0]}.*" == entry for n in graph):
+            if entry not in graph and not any(covers(entry, name) for name in graph):
                 found.append(f"FLOORS names {entry}, which is not there")
     for who, whom in exceptions:
         if whom not in graph.get(who, ()):
@@ -277,6 +281,10 @@ SLIPS = {
         "bench.helper stands on 0",
     ),
     "a file on no floor in a new folder": ({"bench.rooms.a": set()}, "bench.rooms.a stands on 0"),
+    "a folder deeper": (
+        {"bench.studies.deep.x": {"bench.runner"}},
+        "bench.studies.deep.x > bench.runner leads upwards",
+    ),
 }
 
 
