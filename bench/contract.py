@@ -55,6 +55,7 @@ CAPABILITIES = {
     "weighted": "example weights multiply the log likelihood",
     "reweighted": "R weights per example, `[B, R]`, give finish_fit R posteriors at once",
     "loss_terms": "likelihood and prior term of a batch, in nats",
+    "invariant": "draws leave the posterior invariant: the only error left is that of finitely many draws",
 }
 
 

@@ -5,17 +5,12 @@ so two machines that load the same name compute on the same numbers.
 """
 
 import contextlib
-import difflib
 import gzip
 import hashlib
-import http.client
 import os
-import socket
 import struct
 import sys
 import tempfile
-import threading
-import urllib.request
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,13 +19,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench import randomness
-from bench.errors import DataError, UsageError
+from bench import places, randomness
+from bench.errors import DataError
 
 CLASSES = 10
-SYSTEM_ROOT = Path("/usr/share/datasets")  # where Debian's dataset-* packages put their files
-CACHE_ROOT = Path(os.path.expanduser("~/.cache/posterior-bench"))
-ANSWER_SECONDS = 5.0  # how long a server may be silent before a download is given up
 
 IDX_FILES = {
     "train_inputs": "train-images-idx3-ubyte",
@@ -219,10 +211,7 @@ def find(name: str, data_dir: Path | str | None = None) -> Path | None:
         UsageError: No data set has this name.
         DataError: A folder holds the four files, but not the published data.
     """
-    try:
-        return _locate(name, data_dir)[0]
-    except _NotFound:
-        return None
+    return places.found(lambda: _locate(name, data_dir))
 
 
 def get(name: str, data_dir: Path | str | None = None) -> Path:
@@ -315,29 +304,13 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
     return array
 
 
-class _NotFound(DataError):
-    """No folder of the search holds the data set; the message tells the search and the ways out."""
-
-
-def _source(name: str) -> Source:
-    if name not in SOURCES:
-        near = difflib.get_close_matches(name.lower(), SOURCES, cutoff=0.4) or list(SOURCES)
-        raise UsageError(f"unknown data set {name!r}; the nearest names are {', '.join(near)}")
-    return SOURCES[name]
-
-
-def _roots(data_dir: Path | str | None) -> list[Path]:
-    given = [Path(os.path.expanduser(root)) for root in (data_dir, os.environ.get("BENCH_DATA")) if root]
-    return list(dict.fromkeys([*given, SYSTEM_ROOT, CACHE_ROOT]))
-
-
 def _locate(name: str, data_dir: Path | str | None) -> tuple[Path, dict[str, np.ndarray]]:
     """Search the data set; return its place and its raw arrays, verified to be the published ones."""
-    source = _source(name)
+    source = places.known(name, SOURCES, "data set")
     if not source.files:
         return _read_digits(source)
 
-    roots = _roots(data_dir)
+    roots = places.roots(data_dir, packaged=True)
     layouts = list(dict.fromkeys([".", name, name.replace("_", "-"), source.title, f"{source.title}/raw"]))
     passed_over = []
     for folder in (root / layout for root in roots for layout in layouts):
@@ -361,7 +334,7 @@ def _locate(name: str, data_dir: Path | str | None) -> tuple[Path, dict[str, np.
             raise _not_published(folder, source, digest)
         passed_over.append(f"{folder} holds {other}")
 
-    raise _NotFound(
+    raise places.NotFound(
         f"{name} not found in {', '.join(map(str, roots))} (each with {', '.join(layouts)})"
         + "".join(f"; {reason}" for reason in passed_over)
         + f"; give --data-dir or BENCH_DATA a folder with the files {', '.join(IDX_FILES.values())}"
@@ -411,16 +384,9 @@ def _read_digits(source: Source) -> tuple[Path, dict[str, np.ndarray]]:
 
 def _obtain(name: str, data_dir: Path | str | None) -> tuple[Path, dict[str, np.ndarray]]:
     """As `_locate`, after a download if the search finds nothing."""
-    try:
-        return _locate(name, data_dir)
-    except _NotFound as not_found:
-        target = next(root for root in _roots(data_dir) if root != SYSTEM_ROOT)  # that one is dpkg's
-        try:
-            _download(SOURCES[name], target)
-        except (OSError, RuntimeError, http.client.HTTPException) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise DataError(f"{not_found}; the download failed: {reason}") from None
-    return _locate(name, data_dir)
+    return places.obtained(
+        lambda: _locate(name, data_dir), lambda root: _download(SOURCES[name], root), data_dir
+    )
 
 
 def _download(source: Source, root: Path) -> None:
@@ -428,46 +394,14 @@ def _download(source: Source, root: Path) -> None:
     from torchvision import datasets  # here, for its import takes seconds
 
     dataset = getattr(datasets, source.title)
-    await_answer([f"{mirror}{next(iter(source.files))}" for mirror in dataset.mirrors])
+    places.await_answer([f"{mirror}{next(iter(source.files))}" for mirror in dataset.mirrors])
     raw = root / source.title / "raw"
     raw.mkdir(parents=True, exist_ok=True)
-    timeout = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(ANSWER_SECONDS)  # torchvision sets none and would wait for ever
-    try:
-        with (
-            contextlib.redirect_stdout(sys.stderr),
-            tempfile.TemporaryDirectory(prefix=".download-", dir=root) as scratch,
-        ):
-            dataset(scratch, download=True)
-            for file in IDX_FILES.values():
-                os.replace(Path(scratch) / source.title / "raw" / file, raw / file)
-    finally:
-        socket.setdefaulttimeout(timeout)
-
-
-def await_answer(urls: list[str]) -> None:
-    """Raise OSError unless one of `urls` answers within ANSWER_SECONDS.
-
-    A socket's timeout bounds neither the look-up of a name nor the attempts at its many addresses: only a
-    thread that may be left behind keeps a machine without internet from waiting for minutes.
-    """
-    problems = [f"no answer from {urls[0]} within {ANSWER_SECONDS:g} s"]
-
-    def ask() -> None:
-        failures = []
-        for url in urls:
-            request = urllib.request.Request(url, method="HEAD", headers={"User-Agent": "posterior-bench"})
-            try:
-                urllib.request.urlopen(request, timeout=ANSWER_SECONDS).close()
-            except (OSError, http.client.HTTPException) as error:
-                failures.append(f"{url}: {error}")
-            else:
-                failures.clear()
-                break
-        problems[:] = failures
-
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    thread.join(ANSWER_SECONDS)
-    if problems:
-        raise OSError("; ".join(problems))
+    with (
+        places.impatient(),
+        contextlib.redirect_stdout(sys.stderr),
+        tempfile.TemporaryDirectory(prefix=".download-", dir=root) as scratch,
+    ):
+        dataset(scratch, download=True)
+        for file in IDX_FILES.values():
+            os.replace(Path(scratch) / source.title / "raw" / file, raw / file)

@@ -12,6 +12,7 @@ import numpy as np
 import vl_convert
 
 from bench.contract import Row
+from bench.files import write
 from bench.intervals import Band, Moments
 
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2")
@@ -26,8 +27,6 @@ def save(charts: Mapping[str, Any], folder: Path) -> list[Path]:
     Raises:
         OutputError: If a file cannot be written.
     """
-    from bench.records import write  # only here: charts themselves know of no files
-
     paths = []
     for name, chart in charts.items():
         specification = chart.to_dict()

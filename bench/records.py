@@ -1,6 +1,14 @@
-"""What a run leaves behind: the schema of `record.json`, the arrays, and how both are written and read.
+"""What a run leaves behind: the schema of `record.json`, and reading and writing of the files beside it.
 
-Everything is written in one step (a temporary file, then a rename), so that a file is whole or not there.
+A run's directory holds
+
+    record.json          one `Record`: what was run, on which data, from which source, and every metric
+    arrays.safetensors   predictions and held-out truth: all that scoring needs, so that every metric of the
+                         record can be computed again
+    curves.csv           losses and scores over the run, one `bench.contract.Row` a line
+    figures/, log.txt, checkpoints/
+
+The record is written last: a directory without it is an unfinished run.
 """
 
 from __future__ import annotations
@@ -8,12 +16,10 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from importlib.metadata import version as installed_version
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +33,8 @@ import torch
 import bench
 from bench.contract import Arrays, Metrics, Row, Spec, Undefined
 from bench.data import array_digest
-from bench.errors import OutputError, UsageError
+from bench.errors import UsageError
+from bench.files import write
 
 SCHEMA_VERSION: Final = 1
 
@@ -48,7 +55,18 @@ class TaskPart(_Part):
 
 
 class MethodPart(_Part):
-    """Which approximation, of how many members; `tuning` says where its settings come from."""
+    """Which approximation of the posterior, with which settings.
+
+    Attributes:
+        name: As on the command line.
+        identity: The name and every setting that differs from the preset `standard`.
+        members: Independent fits whose draws are pooled; 1 is a single fit.
+        settings: Every setting by name.
+        tuning: Where the settings come from: a publication, `bench tune`, or neither.
+        capabilities: What the method provided, out of `bench.contract.CAPABILITIES`.
+        seed_matters: Whether another seed can give another answer to the same problem. None in records
+            written before methods said so: ask the method of that name.
+    """
 
     name: str
     identity: str
@@ -56,12 +74,19 @@ class MethodPart(_Part):
     settings: dict[str, Any]
     tuning: Literal["published", "tuned", "untuned"]
     capabilities: list[str]
+    seed_matters: bool | None = None
 
 
 class FitPart(_Part):
-    """One fit: its stage, epochs, training steps, wall-clock seconds, and what the method says of it.
+    """One fit of the run.
 
-    `compiled`: its training step was (`bench.compiled`).
+    Attributes:
+        stage: What the task called the stage, such as `step 3`.
+        epochs: Epochs that were trained.
+        steps: Training steps, those of pretraining included.
+        seconds: Wall-clock time.
+        compiled: Whether the training step was compiled (`bench.compiled`).
+        diagnostics: Numbers by which the method says how far the fit can be trusted.
     """
 
     stage: str
@@ -73,7 +98,7 @@ class FitPart(_Part):
 
 
 class Environment(_Part):
-    """Where it ran."""
+    """On what the run was computed: versions, system, model of the device, number of CPU threads."""
 
     python: str
     torch: str
@@ -84,7 +109,16 @@ class Environment(_Part):
 
 
 class Provenance(_Part):
-    """From which source; `commit` and `dirty` are those of the repository in which the method's file lies."""
+    """From which source the run was made.
+
+    Attributes:
+        version: Version of this package.
+        source_hash: `source_hash` of the suite.
+        method_file_hash: Hash of the file that defines the method, which may be a user's own.
+        commit: Commit of the git repository in which that file lies; None outside a repository.
+        dirty: Whether that repository held source that no commit holds; None outside a repository.
+        arrays_digest: `bench.data.array_digest` of the arrays; None if the run left none.
+    """
 
     version: str
     source_hash: str
@@ -95,9 +129,27 @@ class Provenance(_Part):
 
 
 class Record(_Part):
-    """One run. `metrics` maps each metric to a number, or to null with its reason in `undefined`.
+    """One run.
 
-    `diagnostics` are those of all its predictions, the largest of each (a sampler's `prediction_rhat`).
+    Attributes:
+        schema_version: Version of this schema.
+        status: completed; diverged, if a loss or prediction stopped being finite; failed, if there was a bug.
+        reason: Why a run did not complete; None if it did.
+        task: The protocol and its data.
+        method: The approximation of the posterior.
+        preset: smoke, standard or paper.
+        seed: Seed of everything random in the run.
+        command: A command line that repeats the run.
+        created: When the run ended, ISO 8601 in UTC.
+        metrics: Every metric of the task by name; None if it has no value.
+        undefined: Metric without a value -> the reason.
+        validation: Last value of each number that was logged on validation data.
+        fits: The fits, in order.
+        diagnostics: Diagnostics of predictions, of each the largest over the run (`prediction_rhat`).
+        seconds: Wall-clock time of the run.
+        environment: On what it was computed.
+        trainer: Options of Lightning's Trainer.
+        provenance: From which source it was made.
     """
 
     schema_version: Literal[1]
@@ -121,39 +173,6 @@ class Record(_Part):
 
 
 # ----------------------------------------------------------------------------------------- reading, writing
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Says in one line what could not be written.
-
-    Raises:
-        OutputError: In place of an OSError inside the block (a full disk, no permission).
-    """
-    try:
-        yield
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
-
-
-def write(path: Path, content: bytes) -> None:
-    """Writes a file in one step.
-
-    Raises:
-        OutputError: If it cannot be written.
-    """
-    partial = path.with_name(f".{path.name}.writing")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with partial.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
 
 
 def write_record(directory: Path, record: Record) -> None:
@@ -230,6 +249,7 @@ def read_curves(directory: Path) -> list[Row]:
 
 
 Scores = tuple[dict[str, float | None], dict[str, str]]
+"""Metric -> number or None, and metric without a number -> reason."""
 
 
 def split_metrics(scores: Metrics, spec: Spec) -> Scores:
@@ -242,15 +262,16 @@ def split_metrics(scores: Metrics, spec: Spec) -> Scores:
         raise ValueError(f"score gave {sorted(scores)}, the spec declares {sorted(spec.metrics)}")
     numbers: dict[str, float | None] = {}
     undefined = {}
-    for name in spec.metrics:
+    for name, metric in spec.metrics.items():
         value = scores[name]
+        if not isinstance(value, Undefined) and not np.isfinite(value):
+            value = Undefined(f"not finite: {value}")
         if isinstance(value, Undefined):
-            undefined[name] = value.reason
-        elif not np.isfinite(value):
-            undefined[name] = f"not finite: {value}"
-        if name in undefined and not spec.metrics[name].may_be_undefined:
-            raise ValueError(f"the metric {name} may not be undefined: {undefined[name]}")
-        numbers[name] = None if name in undefined else float(value)  # type: ignore[arg-type]
+            if not metric.may_be_undefined:
+                raise ValueError(f"the metric {name} may not be undefined: {value.reason}")
+            numbers[name], undefined[name] = None, value.reason
+        else:
+            numbers[name] = float(value)
     return numbers, undefined
 
 
@@ -272,7 +293,7 @@ def source_files() -> dict[str, Path]:
     """Every Python and preset file of engine, methods and tasks, by its path in the sources."""
     found = {}
     for name in ("bench", "methods", "tasks"):
-        # By its specification: to import methods or tasks would be a way back up.
+        # Found by name, not imported: methods and tasks stand above this file.
         spec = find_spec("bench" if name == "bench" else f"bench.{name}")
         for root in map(Path, (spec and spec.submodule_search_locations) or []):
             for path in (*root.rglob("*.py"), *root.rglob("*.toml")):

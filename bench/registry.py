@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import bench.methods
 import bench.tasks
@@ -37,6 +37,8 @@ PRESETS = ("smoke", "standard", "paper")
 TUNED = Path(__file__).parent / "presets" / "tuned"
 """Folder of what `bench tune` found: `<task>/<method>.json`."""
 _LONGEST_IDENTITY = 120
+Tuning = Literal["published", "tuned", "untuned"]
+"""Where the settings of a method come from."""
 _tuned = ContextVar("tuned", default=True)
 
 
@@ -230,7 +232,7 @@ def _pair_presets(method: Entry, task: Entry, tuned: bool) -> dict[str, dict[str
     return pairs
 
 
-def preset_values(method: Entry, task: Entry, preset: str) -> tuple[dict[str, Any], dict[str, Any], str]:
+def preset_values(method: Entry, task: Entry, preset: str) -> tuple[dict[str, Any], dict[str, Any], Tuning]:
     """What a preset sets: values for the method, values for the task, and where the method's come from.
 
     Smoke and paper are standard and, on top, what the method says of them on every task and the task's table
@@ -291,7 +293,7 @@ class Choice:
     task_settings: Any
     task_identity: str
     preset: str
-    tuning: str
+    tuning: Tuning
 
     def directory(self, seed: int) -> Path:
         """The run's directory below the folder for runs."""

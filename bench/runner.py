@@ -1,12 +1,13 @@
-"""One run from names to a record: `run`, and its counterpart `load`, which gives the fitted method back.
+"""One run, from its plan to its record; and `load`, which gives the fitted method back.
 
-A run's directory is `<out>/<task identity>/<method identity>/<preset>-seed<k>/`. While it is unfinished it
-holds `unfinished.json`; the same command then goes on where it stopped, and ends with the same numbers.
+A run has four steps, which `execute` takes: its directory is claimed, the task is run and scored, the record
+is made of what came out, everything is written. The directory of a run is
+`<out>/<task identity>/<method identity>/<preset>-seed<k>/`. While the run is unfinished its directory holds
+`unfinished.json`; the same command then goes on where the run stopped, and ends with the same numbers.
 """
 
 from __future__ import annotations
 
-import fcntl
 import inspect
 import json
 import logging
@@ -14,12 +15,13 @@ import math
 import shutil
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -28,55 +30,44 @@ from bench.contract import Arrays, FinishedRun, Method, Row, Task
 from bench.data import array_digest
 from bench.engine import Engine, TrainerOptions
 from bench.ensemble import Ensemble
-from bench.errors import BenchError, Diverged, OutputError, UsageError
+from bench.errors import BenchError, Diverged, UsageError
+from bench.files import LOCK, locked, write, writing
+from bench.plan import Plan
 from bench.registry import Choice
 from bench.settings import build
 
 Observer = Callable[[str, dict[str, Any]], None]
+"""Called with (event, values) on every stage, epoch and logged number of a run."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run: its directory and its record."""
+    """A finished run.
+
+    Attributes:
+        directory: Where it lies.
+        is_first_process: False in a further process of a distributed run, which computes along and writes
+            nothing.
+    """
 
     directory: Path
-    record: records.Record
+    is_first_process: bool = True
+
+    @cached_property
+    def record(self) -> records.Record:
+        """What was run, and what came out; read from the directory."""
+        return records.read_record(self.directory)
 
 
-def run(
-    method: str,
-    task: str,
-    *,
-    preset: str = "standard",
-    seed: int = 0,
-    method_settings: Mapping[str, Any] | None = None,
-    task_settings: Mapping[str, Any] | None = None,
-    members: int | None = None,
-    trainer: Mapping[str, Any] | None = None,
-    threads: int | None = None,
-    out: str | Path = "runs",
-    data_dir: str | None = None,
-    wandb: str = "off",
-    force: bool = False,
-    observers: tuple[Observer, ...] = (),
-) -> Run:
+def run(method: str, task: str, *, observers: tuple[Observer, ...] = (), **options: Any) -> Run:
     """Fits a method on a task, scores it, and writes the record; what `bench run` does.
 
     Args:
         method: Name of the method, or `package.module:Class`.
         task: Name of the task, or `package.module:Class`.
-        preset: smoke, standard or paper.
-        seed: Seed of everything random in the run.
-        method_settings: Settings of the method other than the preset's.
-        task_settings: Settings of the task other than the preset's.
-        members: Fit so many independent copies and pool their draws; None is what the method's name says.
-        trainer: Options of Lightning's Trainer (`bench.engine.TrainerOptions`).
-        threads: CPU threads; None leaves torch's choice. The same seed and threads give the same numbers.
-        out: Folder for runs.
-        data_dir: Folder with data files.
-        wandb: off, offline or online.
-        force: Replace what stands in the run's directory.
         observers: Called with (event, values) on every stage, epoch and logged number.
+        options: Further fields of `bench.plan.Plan`: preset, seed, method_settings, task_settings, members,
+            trainer, threads, out, data_dir, wandb, force.
 
     Raises:
         UsageError: If an argument is wrong or a finished run stands in the way.
@@ -85,71 +76,30 @@ def run(
         OutputError: If the results cannot be written.
         BenchError: If the run failed; its record says so.
     """
-    if members is not None and members < 1:
-        raise UsageError(f"--members {members}: must be 1 or more")
-    choice = registry.choose(method, task, preset, method_settings, task_settings, members)
-    options = build(TrainerOptions, dict(trainer or {}), "trainer")
-    if seed < 0:
-        raise UsageError(f"--seed {seed}: must be 0 or more")
-    if threads is not None and threads < 1:
-        raise UsageError(f"--threads {threads}: must be 1 or more")
-    protocol: Task = choice.task.cls(choice.task_settings, data_dir)
-    digest = protocol.data_digest()
-    directory = Path(out) / choice.directory(seed)
-    if threads is not None:
-        torch.set_num_threads(threads)
-    command = _command(choice, method, task, seed, method_settings, task_settings, members)
-    engine = Engine(
-        choice.method.cls,
-        choice.method_settings,
-        seed,
-        directory / "checkpoints",
-        options,
-        choice.method.members,
-    )
-    if engine.check() > 0:  # a further process of a distributed run computes along and writes nothing
-        _compute(protocol, engine)
-        return Run(directory, None)  # type: ignore[arg-type]
-    with ExitStack() as stack:
-        fingerprint = _fingerprint(choice, seed, digest, options)
-        stack.enter_context(_claimed(directory, fingerprint, force))
-        log = stack.enter_context(_log_file(directory / "log.txt"))
-        observers = (*observers, _logging_observer(log))
-        if wandb != "off":
-            from bench.wandb_log import logged
+    return execute(build(Plan, {"method": method, "task": task, **options}), observers)
 
-            observers += (stack.enter_context(logged(wandb, directory, choice, seed)),)
-        engine.observe(lambda event, values: [o(event, values) for o in observers])
-        log.info(command)
-        began = time.perf_counter()
-        arrays: Arrays | None = None
-        scores: records.Scores | None = None
-        status = "completed"
-        failure: BenchError | None = None
-        try:
-            arrays = _compute(protocol, engine)
-            scores = records.split_metrics(protocol.score(arrays), protocol.spec)
-        except Diverged as error:
-            status, failure = "diverged", error
-        except (BenchError, KeyboardInterrupt):
-            raise
-        except Exception as error:  # a defect, ours or of a user's own method or task: recorded, then told
-            log.error(traceback.format_exc())
-            first = (str(error).strip().splitlines() or [""])[0]
-            arrays, status = None, "failed"
-            failure = BenchError(f"failed: {type(error).__name__}: {first}")
-        seconds = time.perf_counter() - began
-        record = _record(
-            choice, protocol, engine, digest, command, seed, status, failure, arrays, scores, seconds
-        )
-        _write(directory, protocol, engine, record, arrays)
-        log.info(f"{status} in {seconds:.1f} s: {record.metrics}")
-        if failure is not None:
-            hint = {"failed": f"the traceback is in {directory}/log.txt"}.get(
-                status, f"recorded in {directory}"
-            )
+
+def execute(plan: Plan, observers: tuple[Observer, ...] = ()) -> Run:
+    """Runs a plan; see `run`."""
+    job = _job(plan)
+    if job.engine.check() > 0:
+        _compute(job.protocol, job.engine)
+        return Run(job.directory, is_first_process=False)
+    with (
+        _claimed(job),
+        _log_file(job.directory / "log.txt") as log,
+        _observed(job, (*observers, _logging(log))),
+    ):
+        log.info(plan.command)
+        outcome = _outcome(job, log)
+        record = _record(job, outcome)
+        _write(job, outcome, record)
+        log.info(f"{outcome.status} in {outcome.seconds:.1f} s: {record.metrics}")
+        if (failure := outcome.failure) is not None:
+            where = f"the traceback is in {job.directory}/log.txt"
+            hint = where if outcome.status == "failed" else f"recorded in {job.directory}"
             raise type(failure)(f"{failure}; {hint}")
-    return Run(directory, record)
+    return Run(job.directory)
 
 
 def load(run: str | Path, data_dir: str | None = None) -> Method:
@@ -224,61 +174,74 @@ def load_scores(directory: Path) -> tuple[Task, Arrays]:
     return task_of(records.read_record(directory)), records.read_arrays(directory)
 
 
-# ------------------------------------------------------------------------------------------------- parts
+# ------------------------------------------------------------------------------------------- before the run
 
 
-def _compute(protocol: Task, engine: Engine) -> Arrays:
-    """Arrays of the run with the targets appended; the targets cannot be had while it runs."""
+@dataclass(frozen=True)
+class _Job:
+    """A plan and what was made of it; `digest` is that of the task's data."""
 
-    def locked() -> Arrays:
-        raise RuntimeError("the targets of a task are not to be read by its run")
+    plan: Plan
+    choice: Choice
+    protocol: Task
+    digest: str
+    engine: Engine
+    directory: Path
 
-    protocol.targets = locked  # type: ignore[method-assign]
-    try:
-        arrays = protocol.run(engine)
-    finally:
-        del protocol.targets
-    return arrays | protocol.targets()
+    @property
+    def method_file(self) -> Path:
+        """The file that defines the method."""
+        return Path(inspect.getfile(self.choice.method.cls))
 
 
-def _fingerprint(choice: Choice, seed: int, digest: str, options: Any) -> dict[str, Any]:
+def _job(plan: Plan) -> _Job:
+    """Makes task and engine of a plan; whatever can be refused without a run is refused here."""
+    choice = plan.choice()
+    options = build(TrainerOptions, dict(plan.trainer), "trainer")
+    protocol: Task = choice.task.cls(choice.task_settings, plan.data_dir)
+    digest = protocol.data_digest()
+    if plan.threads is not None:
+        torch.set_num_threads(plan.threads)
+    directory = plan.out / choice.directory(plan.seed)
+    engine = Engine(
+        choice.method.cls,
+        choice.method_settings,
+        plan.seed,
+        directory / "checkpoints",
+        options,
+        choice.method.members,
+    )
+    return _Job(plan, choice, protocol, digest, engine, directory)
+
+
+def _fingerprint(job: _Job) -> dict[str, Any]:
     """What must be equal for an unfinished run to go on."""
     return {
-        "method": asdict(choice.method_settings) | {"members": choice.method.members},
-        "task": asdict(choice.task_settings),
-        "seed": seed,
-        "data": digest,
+        "method": asdict(job.choice.method_settings) | {"members": job.choice.method.members},
+        "task": asdict(job.choice.task_settings),
+        "seed": job.plan.seed,
+        "data": job.digest,
         "threads": torch.get_num_threads(),
-        "trainer": asdict(options),
+        "trainer": asdict(job.engine.options),
         "source": records.source_hash(),
-        "method_file": records.file_hash(Path(inspect.getfile(choice.method.cls))),
+        "method_file": records.file_hash(job.method_file),
     }
 
 
 @contextmanager
-def _claimed(directory: Path, fingerprint: dict[str, Any], force: bool) -> Iterator[None]:
+def _claimed(job: _Job) -> Iterator[None]:
     """Makes the directory ours, or says in one line why it cannot be; a refused run leaves none."""
-    was_there = directory.exists()
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / ".lock").open("w")
-    except OSError as error:
-        raise OutputError(f"cannot write {directory}: {error.strerror}; choose another --out") from None
-    with lock:
+    fingerprint = _fingerprint(job)
+    was_there = job.directory.exists()
+    with locked(job.directory):
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise UsageError(f"{directory} is being written by another process") from None
-        try:
-            _make_room(directory, force)
-            _mark(directory, fingerprint)
+            _make_room(job.directory, job.plan.force)
+            _mark(job.directory, fingerprint)
             yield
         except UsageError:
             if not was_there:
-                shutil.rmtree(directory, ignore_errors=True)
+                shutil.rmtree(job.directory, ignore_errors=True)
             raise
-        finally:
-            (directory / ".lock").unlink(missing_ok=True)
 
 
 def _make_room(directory: Path, force: bool) -> None:
@@ -290,7 +253,7 @@ def _make_room(directory: Path, force: bool) -> None:
         for path in directory.iterdir():
             if path.is_dir():
                 shutil.rmtree(path)
-            elif path.name != ".lock":
+            elif path.name != LOCK:
                 path.unlink()
 
 
@@ -302,14 +265,14 @@ def _mark(directory: Path, fingerprint: dict[str, Any]) -> None:
         old = json.loads(marker.read_bytes())
         differs = ", ".join(k for k in fingerprint if old.get(k) != fingerprint[k])
         raise UsageError(f"{directory} holds an unfinished run with another {differs}; --force starts anew")
-    records.write(marker, content)
+    write(marker, content)
 
 
 class _LogHandler(logging.FileHandler):
     """A log on a full disk ends the run in one line; logging's own answer is a traceback a line."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        with records.writing(Path(self.baseFilename)):
+        with writing(Path(self.baseFilename)):
             raise
 
 
@@ -318,7 +281,7 @@ def _log_file(path: Path) -> Iterator[logging.Logger]:
     logger = logging.getLogger(f"bench.run.{path}")
     logger.setLevel(logging.INFO)
     logger.propagate = False
-    with records.writing(path):
+    with writing(path):
         handler = _LogHandler(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger.addHandler(handler)
@@ -326,62 +289,98 @@ def _log_file(path: Path) -> Iterator[logging.Logger]:
         yield logger
     finally:
         logger.removeHandler(handler)
-        with records.writing(path):
+        with writing(path):
             handler.close()
 
 
-def _logging_observer(log: logging.Logger) -> Observer:
+def _logging(log: logging.Logger) -> Observer:
     def observe(event: str, values: dict[str, Any]) -> None:
         log.info(" ".join([event, *(f"{name}={value}" for name, value in values.items())]))
 
     return observe
 
 
-def _command(
-    choice: Choice,
-    method: str,
-    task: str,
-    seed: int,
-    method_settings: Mapping[str, Any] | None,
-    task_settings: Mapping[str, Any] | None,
-    members: int | None,
-) -> str:
-    words = ["bench run", method, task]
-    if members is not None:
-        words.append(f"--members {members}")
-    if choice.preset != "standard":
-        words.append(f"--preset {choice.preset}")
-    for flag, values in (("method", method_settings), ("task", task_settings)):
-        words += [f"--{flag}.{k} {'null' if v is None else v}" for k, v in (values or {}).items()]
-    return " ".join([*words, f"--seed {seed}"])
+@contextmanager
+def _observed(job: _Job, observers: tuple[Observer, ...]) -> Iterator[None]:
+    """Has the observers told of the run, and Weights & Biases if the plan says so."""
+    wandb: AbstractContextManager[Observer | None] = nullcontext()
+    if job.plan.wandb != "off":
+        from bench.wandb_log import logged
+
+        wandb = logged(job.plan.wandb, job.directory, job.choice, job.plan.seed)
+    with wandb as further:
+        told = observers if further is None else (*observers, further)
+        job.engine.observe(lambda event, values: [observer(event, values) for observer in told])
+        yield
 
 
-def _record(
-    choice: Choice,
-    protocol: Task,
-    engine: Engine,
-    digest: str,
-    command: str,
-    seed: int,
-    status: Any,
-    failure: BenchError | None,
-    arrays: Arrays | None,
-    scores: records.Scores | None,
-    seconds: float,
-) -> records.Record:
-    spec = protocol.spec
-    nothing = dict.fromkeys(spec.metrics), dict.fromkeys(spec.metrics, f"the run {status}")
-    numbers, undefined = scores or nothing
-    method_file = Path(inspect.getfile(choice.method.cls))
+# ------------------------------------------------------------------------------------------- the run itself
+
+
+def _compute(protocol: Task, engine: Engine) -> Arrays:
+    """Arrays of the run with the targets appended; the targets cannot be had while it runs."""
+
+    def closed() -> Arrays:
+        raise RuntimeError("the targets of a task are not to be read by its run")
+
+    vars(protocol)["targets"] = closed  # before the class's own
+    try:
+        arrays = protocol.run(engine)
+    finally:
+        del vars(protocol)["targets"]
+    return arrays | protocol.targets()
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What came out of a run; arrays and scores only of one that completed, a failure of any other."""
+
+    status: Literal["completed", "diverged", "failed"]
+    seconds: float
+    failure: BenchError | None = None
+    arrays: Arrays | None = None
+    scores: records.Scores | None = None
+
+
+def _outcome(job: _Job, log: logging.Logger) -> _Outcome:
+    """Runs and scores the task.
+
+    A run that diverges is a result. So is a defect, ours or of a user's own method or task: it is recorded,
+    then told.
+    """
+    began = time.perf_counter()
+    try:
+        arrays = _compute(job.protocol, job.engine)
+        scores = records.split_metrics(job.protocol.score(arrays), job.protocol.spec)
+    except Diverged as error:
+        return _Outcome("diverged", time.perf_counter() - began, error)
+    except BenchError:
+        raise
+    except Exception as error:
+        log.error(traceback.format_exc())
+        first = (str(error).strip().splitlines() or [""])[0]
+        failure = BenchError(f"failed: {type(error).__name__}: {first}")
+        return _Outcome("failed", time.perf_counter() - began, failure)
+    return _Outcome("completed", time.perf_counter() - began, None, arrays, scores)
+
+
+# -------------------------------------------------------------------------------------------- after the run
+
+
+def _record(job: _Job, outcome: _Outcome) -> records.Record:
+    choice, engine, spec = job.choice, job.engine, job.protocol.spec
+    nothing = dict.fromkeys(spec.metrics), dict.fromkeys(spec.metrics, f"the run {outcome.status}")
+    metrics, undefined = outcome.scores or nothing
+    digest = None if outcome.arrays is None else array_digest(outcome.arrays)
     return records.Record(
         schema_version=records.SCHEMA_VERSION,
-        status=status,
-        reason=None if failure is None else str(failure),
+        status=outcome.status,
+        reason=None if outcome.failure is None else str(outcome.failure),
         task=records.TaskPart(
             name=choice.task.name,
             identity=choice.task_identity,
             version=spec.version,
-            data_digest=digest,
+            data_digest=job.digest,
             settings=asdict(choice.task_settings),
             main_metric=spec.main_metric,
         ),
@@ -390,22 +389,23 @@ def _record(
             identity=choice.method_identity,
             members=choice.method.members,
             settings=asdict(choice.method_settings),
-            tuning=choice.tuning,  # type: ignore[arg-type]
+            tuning=choice.tuning,
             capabilities=sorted(choice.method.provides),
+            seed_matters=getattr(choice.method.cls, "seed_matters", True),
         ),
         preset=choice.preset,
-        seed=seed,
-        command=command,
+        seed=job.plan.seed,
+        command=job.plan.command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
-        metrics=numbers,
+        metrics=metrics,
         undefined=undefined,
         validation=_last_finite(engine.logged),
         fits=[records.FitPart(**fit) for fit in engine.fits],
         diagnostics=engine.diagnostics,
-        seconds=round(seconds, 3),
+        seconds=round(outcome.seconds, 3),
         environment=records.environment(records.device_name(engine.device)),
         trainer=asdict(engine.options),
-        provenance=records.provenance(method_file, None if arrays is None else array_digest(arrays)),
+        provenance=records.provenance(job.method_file, digest),
     )
 
 
@@ -415,17 +415,16 @@ def _last_finite(logged: list[tuple[str, str, float, float]]) -> dict[str, float
     return {name: value for name, value in last.items() if math.isfinite(value)}
 
 
-def _write(
-    directory: Path, protocol: Task, engine: Engine, record: records.Record, arrays: Arrays | None
-) -> None:
+def _write(job: _Job, outcome: _Outcome, record: records.Record) -> None:
     """Writes everything, the record last: where it stands, the run is finished."""
+    directory, engine, arrays = job.directory, job.engine, outcome.arrays
     rows = [Row(f"{name} (validation)", stage, x, value) for name, stage, x, value in engine.logged]
     for stage, history in engine.histories:
         rows += [Row(k, stage, r["epoch"], v) for r in history for k, v in r.items() if k != "epoch"]
     if arrays is not None:
-        rows = protocol.curves(arrays) + rows
+        rows = job.protocol.curves(arrays) + rows
         records.write_arrays(directory, arrays)
-        figures.save(protocol.figures(arrays), directory / "figures")
+        figures.save(job.protocol.figures(arrays), directory / "figures")
     records.write_curves(directory, rows)
     records.write_record(directory, record)
     (directory / "unfinished.json").unlink(missing_ok=True)

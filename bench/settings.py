@@ -33,13 +33,14 @@ def settings(cls: type) -> type:
     return pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=config)
 
 
-def build(cls: type, values: dict[str, Any], flag: str) -> Any:
+def build(cls: type, values: dict[str, Any], flag: str = "") -> Any:
     """An instance of a settings class.
 
     Args:
         cls: The settings class.
         values: Field name -> value.
-        flag: What stands before the field names on the command line, `method` or `task`.
+        flag: What stands before the field names on the command line: `method`, `task` or `trainer`; nothing
+            before the flags of the run itself.
 
     Raises:
         UsageError: One line that names the first wrong field, its value and what it must be.
@@ -51,4 +52,7 @@ def build(cls: type, values: dict[str, Any], flag: str) -> Any:
         name = ".".join(str(part) for part in first["loc"][:1])
         given = first["input"] if first["type"] != "unexpected_keyword_argument" else values.get(name)
         message = first["msg"].removeprefix("Input ").removeprefix("Value error, ")
-        raise UsageError(f"--{flag}.{name} {given}: {message}") from None
+        if first["type"] == "greater_than_equal":
+            message = f"must be {first['ctx']['ge']} or more"
+        shown = f"{flag}.{name}" if flag else name.replace("_", "-")
+        raise UsageError(f"--{shown} {given}: {message}") from None

@@ -11,56 +11,29 @@ A grid is a YAML file of one block, or of a list of blocks:
     task: {epochs: 10}                    # settings of every task of the block
 
 Every value may be a list; the cells of a block are the product of all its lists, the seeds innermost. A cell
-is plain data and `run_cell` needs nothing but it, so that cells may be run anywhere and in any order.
+is a `bench.plan.Plan`: plain data, so that cells may be run anywhere and in any order.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
+import pydantic
 import torch
 import yaml
+from pydantic import BeforeValidator, Field
 
-from bench import registry, runner
+from bench import runner
 from bench.errors import BenchError, DataError, OutputError, UsageError
+from bench.plan import Plan
 from bench.records import Record, read_record
 from bench.registry import PRESETS, Choice, nearest
-
-_KEYS = ("methods", "tasks", "seeds", "preset", "members", "method", "task")
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One run of a sweep, by name."""
-
-    method: str
-    task: str
-    seed: int
-    preset: str
-    members: int | None
-    method_settings: Mapping[str, Any]
-    task_settings: Mapping[str, Any]
-
-    def choice(self) -> Choice:
-        """The method and the task with their settings.
-
-        Raises:
-            UsageError: If a name or a setting is wrong, or the method lacks what the task needs.
-        """
-        return registry.choose(
-            self.method, self.task, self.preset, self.method_settings, self.task_settings, self.members
-        )
-
-    def __str__(self) -> str:
-        words = [self.method, self.task]
-        words += [f"{name}={value}" for name, value in {**self.method_settings, **self.task_settings}.items()]
-        words += [f"members={self.members}"] if self.members is not None else []
-        return " ".join([*words, f"seed {self.seed}"])
+from bench.settings import Count, Whole, build
 
 
 @dataclass(frozen=True)
@@ -68,21 +41,21 @@ class Outcome:
     """What became of a cell.
 
     Attributes:
-        cell: The cell.
+        cell: Its plan.
         directory: Directory of its run; None if there can be none.
         record: Its record; None if the cell was refused.
         refusal: Why it was refused.
         began: Whether the task ran in this process, be it that a method then refused one of its problems.
     """
 
-    cell: Cell
+    cell: Plan
     directory: Path | None
     record: Record | None
     refusal: BenchError | None = None
     began: bool = False
 
     @property
-    def status(self) -> str:
+    def status(self) -> Literal["completed", "diverged", "failed", "refused"]:
         """The record's status: completed, diverged or failed; or refused."""
         return "refused" if self.record is None else self.record.status
 
@@ -90,8 +63,58 @@ class Outcome:
 # -------------------------------------------------------------------------------------------------- grids
 
 
-def read(path: Path) -> list[Cell]:
-    """The cells of a grid file.
+Value = TypeVar("Value")
+Several = Annotated[
+    list[Value], BeforeValidator(lambda v: v if isinstance(v, list) else [v]), Field(min_length=1)
+]
+"""A value or a list of values."""
+Table = Annotated[dict[str, Several[str | int | float | bool | None]], BeforeValidator(lambda v: v or {})]
+"""Settings by name, each a value or a list of values."""
+
+
+class _Block(pydantic.BaseModel):
+    """A block of a grid, as the file has it."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    methods: Several[str]
+    tasks: Several[str]
+    seeds: Several[Whole] = [0]
+    preset: Several[Literal["smoke", "standard", "paper"]] = ["standard"]
+    members: Several[Count | None] = [None]
+    method: Table = {}
+    task: Table = {}
+
+    def cells(self) -> Iterator[dict[str, Any]]:
+        """Fields of a plan, for every cell."""
+        names = ("method", "task", "preset", "members", "method_settings", "task_settings", "seed")
+        lists = (self.methods, self.tasks, self.preset, self.members)
+        for values in itertools.product(*lists, _products(self.method), _products(self.task), self.seeds):
+            yield dict(zip(names, values, strict=True))
+
+
+_MUST_BE = {
+    "methods": "a name",
+    "tasks": "a name",
+    "seeds": "0 or more",
+    "preset": f"one of {', '.join(PRESETS)}",
+    "members": "1 or more, or null",
+    "method": "a value",
+    "task": "a value",
+}
+
+
+def _products(table: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """Every combination of the values of a table of settings."""
+    return [dict(zip(table, values, strict=True)) for values in itertools.product(*table.values())]
+
+
+def read(path: Path, **common: Any) -> list[Plan]:
+    """The cells of a grid file, each once.
+
+    Args:
+        path: The file.
+        common: Fields that all plans have in common: out, data_dir, threads, force.
 
     Raises:
         UsageError: If it cannot be read or is no grid; one line that names the key.
@@ -100,14 +123,15 @@ def read(path: Path) -> list[Cell]:
         grid = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"--grid {path}: {' '.join(str(error).split())}") from None
+    build(Plan, {"method": "", "task": "", **common})  # says which of them is wrong, not that the grid is
     try:
-        return cells(grid)
+        return cells(grid, **common)
     except UsageError as error:
         raise UsageError(f"--grid {path}: {error}") from None
 
 
-def cells(grid: Any) -> list[Cell]:
-    """The cells of a grid, a block or a list of blocks, each cell once.
+def cells(grid: Any, **common: Any) -> list[Plan]:
+    """The cells of a grid, a block or a list of blocks, each once; `common` as in `read`.
 
     Raises:
         UsageError: If it is no grid; one line that names the key.
@@ -115,113 +139,64 @@ def cells(grid: Any) -> list[Cell]:
     blocks = grid if isinstance(grid, list) else [grid]
     if not blocks:
         raise UsageError("holds no block")
-    found: dict[str, Cell] = {}
+    found: dict[str, Plan] = {}
     for number, block in enumerate(blocks, 1):
         try:
-            found |= {repr(cell): cell for cell in _block(block)}
-        except UsageError as error:
-            raise UsageError(f"block {number}: {error}" if len(blocks) > 1 else str(error)) from None
+            values = list(_Block.model_validate(block).cells())
+        except pydantic.ValidationError as error:
+            where = f"block {number}: " if len(blocks) > 1 else ""
+            raise UsageError(where + _first(error, block)) from None
+        plans = [build(Plan, {**cell, **common}) for cell in values]
+        found |= {repr(plan): plan for plan in plans}
     return list(found.values())
 
 
-def _block(block: Any) -> list[Cell]:
-    if not isinstance(block, dict):
-        raise UsageError(f"must hold the keys {', '.join(_KEYS)}")
-    for key in block:
-        if key not in _KEYS:
-            raise UsageError(f"unknown key {key}: {nearest(str(key), list(_KEYS))}")
-    if missing := [key for key in ("methods", "tasks") if key not in block]:
-        raise UsageError(f"{missing[0]}: must be given")
-    names = [_values(block, key, "a name", lambda v: isinstance(v, str)) for key in ("methods", "tasks")]
-    seeds = _values(block, "seeds", "0 or more", lambda v: type(v) is int and v >= 0, 0)
-    presets = _values(block, "preset", f"one of {', '.join(PRESETS)}", PRESETS.__contains__, "standard")
-    members = _values(
-        block, "members", "1 or more, or null", lambda v: v is None or (type(v) is int and v >= 1)
-    )
-    settings = [_settings(block, key) for key in ("method", "task")]
-    return [
-        Cell(method, task, seed, preset, count, method_settings, task_settings)
-        for method, task, preset, count, method_settings, task_settings, seed in itertools.product(
-            *names, presets, members, *settings, seeds
-        )
-    ]
-
-
-def _values(
-    table: Mapping[str, Any], key: str, what: str, accepts: Callable[[Any], bool], default: Any = None
-) -> list[Any]:
-    value = table.get(key, default)
-    values = value if isinstance(value, list) else [value]
-    if not values:
-        raise UsageError(f"{key}: the list is empty")
-    for value in values:
-        if not accepts(value):
-            raise UsageError(f"{key}: {value}: must be {what}, or a list of such")
-    return values
-
-
-def _settings(block: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    """Every combination of the values of a table of settings."""
-    table = block.get(key) or {}
-    if not (isinstance(table, dict) and all(isinstance(name, str) for name in table)):
-        raise UsageError(f"{key}: {table}: must hold settings by name")
-    lists = []
-    for name in table:
-        try:
-            lists.append(_values(table, name, "a value", lambda v: not isinstance(v, list | dict)))
-        except UsageError as error:
-            raise UsageError(f"{key}.{error}") from None
-    return [dict(zip(table, values, strict=True)) for values in itertools.product(*lists)]
+def _first(error: pydantic.ValidationError, block: Any) -> str:
+    """One line on the first thing that is wrong with a block."""
+    first = error.errors()[0]
+    if not first["loc"]:
+        return f"must hold the keys {', '.join(_MUST_BE)}"
+    key, *inside = first["loc"]
+    match first["type"]:
+        case "extra_forbidden" | "invalid_key":
+            return f"unknown key {key}: {nearest(str(key), list(_MUST_BE))}"
+        case "missing":
+            return f"{key}: must be given"
+    where, must_be = str(key), _MUST_BE[str(key)]
+    if key in ("method", "task"):
+        if not inside or "[key]" in inside:
+            return f"{key}: {block[key]}: must hold settings by name"
+        where = f"{key}.{inside[0]}"
+    if first["type"] == "too_short":
+        return f"{where}: the list is empty"
+    return f"{where}: {first['input']}: must be {must_be}, or a list of such"
 
 
 # --------------------------------------------------------------------------------------------------- runs
 
 
-def run_cell(
-    cell: Cell,
-    *,
-    out: str | Path = "runs",
-    data_dir: str | None = None,
-    threads: int | None = None,
-    force: bool = False,
-    observers: tuple[runner.Observer, ...] = (),
-) -> Outcome:
+def run_cell(cell: Plan, observers: tuple[runner.Observer, ...] = ()) -> Outcome:
     """Runs a cell, or finds its finished run; one that diverges, fails or is refused is told, not raised.
 
     Args:
-        cell: The cell.
-        out: Folder for runs.
-        data_dir: Folder with data files.
-        threads: CPU threads; None leaves torch's choice.
-        force: Run a failed one again, and replace a finished run that has the cell's name and other settings.
+        cell: The cell; its `force` runs a failed one again, and replaces a finished run that has the cell's
+            name and other settings.
         observers: As those of `bench.run`.
 
     Raises:
         OutputError: If the results cannot be written: so it will be with every other cell.
     """
+    if torch.cuda.device_count() > 1:
+        # Lightning would start further processes for further devices, each a whole sweep.
+        cell = replace(cell, trainer={**cell.trainer, "devices": 1})
     began: list[str] = []
     directory: Path | None = None
     try:
         choice = cell.choice()
-        directory = Path(out) / choice.directory(cell.seed)
-        record = finished(directory, choice, force)
+        directory = cell.out / choice.directory(cell.seed)
+        record = finished(directory, choice, cell.force)
         if record is None:
-            record = runner.run(
-                cell.method,
-                cell.task,
-                preset=cell.preset,
-                seed=cell.seed,
-                method_settings=cell.method_settings,
-                task_settings=cell.task_settings,
-                members=cell.members,
-                # Lightning would start further processes for further devices, each a whole sweep.
-                trainer={"devices": 1} if torch.cuda.device_count() > 1 else None,
-                threads=threads,
-                out=out,
-                data_dir=data_dir,
-                force=force,
-                observers=(*observers, lambda event, _: began.append(event)),
-            ).record
+            record = runner.execute(cell, (*observers, lambda event, _: began.append(event))).record
     except OutputError:
         raise
     except BenchError as error:

@@ -6,22 +6,18 @@ inputs and by the range of its target, and its digest tells which content was us
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import socket
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from bench import data
+from bench import places
 from bench.data import array_digest
-from bench.errors import DataError, UsageError
+from bench.errors import DataError
 
 ARCHIVE_URL = "https://archive.ics.uci.edu"
 LICENCE = "CC BY 4.0"
@@ -215,10 +211,7 @@ def find(name: str, data_dir: Path | str | None = None) -> Path | None:
         UsageError: No table has this name.
         DataError: A file is there, but does not hold the table.
     """
-    try:
-        return _locate(name, data_dir)[0]
-    except _NotFound:
-        return None
+    return places.found(lambda: _locate(name, data_dir))
 
 
 def get(name: str, data_dir: Path | str | None = None) -> Path:
@@ -248,31 +241,15 @@ def check(name: str, data_dir: Path | str | None = None) -> str:
     )
 
 
-class _NotFound(DataError):
-    """No folder of the search holds the table; the message tells the search and the ways out."""
-
-
-def _source(name: str) -> Source:
-    if name not in SOURCES:
-        near = difflib.get_close_matches(name.lower(), SOURCES, cutoff=0.4) or list(SOURCES)
-        raise UsageError(f"unknown table {name!r}; the nearest names are {', '.join(near)}")
-    return SOURCES[name]
-
-
-def _roots(data_dir: Path | str | None) -> list[Path]:
-    given = [Path(os.path.expanduser(root)) for root in (data_dir, os.environ.get("BENCH_DATA")) if root]
-    return list(dict.fromkeys([*given, data.CACHE_ROOT]))
-
-
 # ------------------------------------------------------------------------------------------------- search
 
 
 def _locate(name: str, data_dir: Path | str | None) -> tuple[Path, Table]:
     """Search the table; return its file and its checked content."""
-    source = _source(name)
+    source = places.known(name, SOURCES, "table")
     if not source.folder:
         return _embedded(source)
-    roots = _roots(data_dir)
+    roots = places.roots(data_dir)
     public = [f"{source.folder}/data", f"UCI_Datasets/{source.folder}/data", source.folder]
     for folder in (root / layout for root in roots for layout in public):
         if (folder / "index_target.txt").is_file() and (folder / "data.txt").is_file():
@@ -290,8 +267,8 @@ def _locate(name: str, data_dir: Path | str | None) -> tuple[Path, Table]:
         f"give --data-dir or BENCH_DATA a folder {' or '.join(ways)}"
     )
     if source.archive_id is None:
-        raise _NotFound(f"{message}; it cannot be fetched, the UCI archive does not offer it")
-    raise _NotFound(
+        raise places.NotFound(f"{message}; it cannot be fetched, the UCI archive does not offer it")
+    raise places.NotFound(
         f"{message}, or pip install 'posterior-bench[uci]' and run `bench data get {name}` "
         "on a machine with internet"
     )
@@ -406,41 +383,27 @@ def _embedded(source: Source) -> tuple[Path, Table]:
 
 def _obtain(name: str, data_dir: Path | str | None) -> tuple[Path, Table]:
     """As `_locate`, after fetching the table if the search finds nothing."""
-    try:
-        return _locate(name, data_dir)
-    except _NotFound as not_found:
-        source = SOURCES[name]
-        if source.archive_id is None:
-            raise
-        try:
-            table = _fetch(source)
-            _write(_roots(data_dir)[0] / source.folder / "data", table)
-        except _CannotFetch:
-            raise not_found from None
-        except (OSError, DataError) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise DataError(f"{not_found}; the download failed: {reason}") from None
-    return _locate(name, data_dir)
+    return places.obtained(
+        lambda: _locate(name, data_dir), lambda root: _fetch(SOURCES[name], root), data_dir
+    )
 
 
-class _CannotFetch(Exception):
-    """The package that talks to the UCI archive is not installed."""
-
-
-def _fetch(source: Source) -> Table:
-    """The table from the UCI archive, by its own package."""
+def _fetch(source: Source, root: Path) -> None:
+    """Puts the table of the UCI archive into `root`, by the archive's own package, if it is installed."""
+    if source.archive_id is None:
+        return
     try:
         import ucimlrepo  # optional, and it imports pandas
     except ImportError:
-        raise _CannotFetch from None
-    data.await_answer([ARCHIVE_URL])
+        return
+    places.await_answer([ARCHIVE_URL])
     where = f"UCI archive, number {source.archive_id}"
     try:
-        with _impatient():
+        with places.impatient():
             answer = ucimlrepo.fetch_ucirepo(id=source.archive_id).data
     except Exception as error:  # it has exceptions of its own and lets those of pandas through
         raise DataError(f"{where}: {error}") from None
-    return _from_frames(where, source, answer)
+    _write(root / source.folder / "data", _from_frames(where, source, answer))
 
 
 def _from_frames(where: str, source: Source, answer: Any) -> Table:
@@ -455,17 +418,6 @@ def _from_frames(where: str, source: Source, answer: Any) -> Table:
     # Two sets have two targets, in an order that is not ours to know; their ranges tell them apart.
     ours = [column for column in candidates.T if _in_range(column, source)]
     return _checked(where, source, inputs, ours[0] if ours else candidates[:, 0])
-
-
-@contextmanager
-def _impatient() -> Iterator[None]:
-    """Inside the block a silent server is given up; ucimlrepo sets no limit and would wait for ever."""
-    timeout = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(data.ANSWER_SECONDS)
-    try:
-        yield
-    finally:
-        socket.setdefaulttimeout(timeout)
 
 
 def _write(folder: Path, table: Table) -> None:

@@ -19,7 +19,7 @@ import math
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -28,11 +28,14 @@ import pydantic
 import torch
 
 from bench import randomness, records, registry
+from bench.contract import Spec
 from bench.errors import BenchError, UsageError
+from bench.files import write, writing
+from bench.plan import Plan
 from bench.registry import Entry
 from bench.runner import Observer
 from bench.settings import build
-from bench.sweep import Cell, Outcome, run_cell
+from bench.sweep import Outcome, run_cell
 
 
 class _Part(pydantic.BaseModel):
@@ -151,34 +154,26 @@ def _described(range_: Any) -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------- search
 
 
+Watch = Callable[[str], AbstractContextManager[Observer]]
+"""Given the title of a run, a context whose value observes the run."""
+
+
 def tune(
-    method: str,
-    task: str,
+    plan: Plan,
     budget: int,
-    *,
-    seed: int = 0,
-    preset: str = "standard",
-    out: str | Path = "runs",
-    to: str | Path = registry.TUNED,
-    data_dir: str | None = None,
-    threads: int | None = None,
-    force: bool = False,
-    watch: Callable[[str], AbstractContextManager[Observer]] = lambda title: nullcontext(lambda *_: None),
+    to: Path = registry.TUNED,
+    watch: Watch = lambda title: nullcontext(lambda *_: None),
 ) -> Tuning:
     """Runs the configurations of a budget and writes what was found; what `bench tune` does.
 
     Args:
-        method: Name of the method, or `package.module:Class`.
-        task: Name of the task, or `package.module:Class`.
+        plan: Method, task and preset (standard, or smoke, of which nothing is written), the seed of the draws
+            and of every run, and how to run; no settings and no members. Runs lie in the folder `tuning` of
+            its `out`, and finished ones are used again; `force` runs failed configurations and those of
+            another source again, and replaces any earlier result.
         budget: Configurations, the untuned one among them; at least 2.
-        seed: Seed of the draws, and of every run.
-        preset: standard, or smoke, of which nothing is written.
-        out: Folder for runs; those of searches lie in its folder `tuning`, and finished ones are used again.
         to: Folder of results.
-        data_dir: Folder with data files.
-        threads: CPU threads; None leaves torch's choice.
-        force: Run failed configurations and those of another source again; replace any earlier result.
-        watch: Given the title of a run, a context whose value observes it.
+        watch: Observes the runs.
 
     Raises:
         UsageError: If this pair cannot be tuned, or an earlier search stands in the way.
@@ -188,66 +183,19 @@ def tune(
     """
     if budget < 2:
         raise UsageError(f"--budget {budget}: must be 2 or more; the first configuration is the untuned one")
-    if seed < 0:
-        raise UsageError(f"--seed {seed}: must be 0 or more")
-    entry = registry.method(method)
-    if (member := registry.member(entry)) != entry:
-        raise UsageError(f"{method} has the settings of {member.name}: tune that")
-    path = registry.tuned_path(method, task, Path(to))
     with registry.untuned():
-        start = registry.choose(method, task, preset)
-        spec = start.task.cls(start.task_settings).spec
-        if spec.validation_metric is None:
-            raise UsageError(f"{task} cannot be tuned on: it declares no validation_metric")
-        search = search_space(entry)
-        described = {name: _described(range_) for name, range_ in search.items()}
-        if preset != "smoke" and path.exists() and not force:
-            _must_extend(path, budget, seed, described)
-        untuned = {k: v for k, v in asdict(start.method_settings).items() if k in entry.flags()}
-        drawn = [{k: untuned[k] for k in search}, *(draw(search, seed, n) for n in range(1, budget))]
-        cells = [Cell(method, task, seed, preset, None, {**untuned, **values}, {}) for values in drawn]
-        now = records.provenance(Path(inspect.getfile(entry.cls)), None)
-        folder = Path(out) / "tuning"
-        _make_room([folder / cell.choice().directory(seed) for cell in cells], now, force)
-        outcomes = []
-        for number, cell in enumerate(cells):
-            with watch(f"{method} {task}, configuration {number + 1} of {budget}") as observer:
-                outcome = run_cell(
-                    cell, out=folder, data_dir=data_dir, threads=threads, force=force, observers=(observer,)
-                )
-            # A method may refuse a problem under some settings; all else concerns every configuration.
-            if outcome.refusal and not (outcome.began and isinstance(outcome.refusal, UsageError)):
-                raise outcome.refusal
-            outcomes.append(outcome)
-    done = [outcome.record for outcome in outcomes if outcome.record]
-    if any(_is_of_another_source(record, now) for record in done):
+        search = _search(plan, budget)
+        path = registry.tuned_path(plan.method, plan.task, to)
+        if plan.preset != "smoke" and path.exists() and not plan.force:
+            _must_extend(path, budget, plan.seed, search.described)
+        now = records.provenance(search.method_file, None)
+        _make_room([cell.out / cell.choice().directory(plan.seed) for cell in search.cells], now, plan.force)
+        outcomes = _run_all(search.cells, watch)
+    if any(_is_of_another_source(o.record, now) for o in outcomes if o.record):
         raise UsageError("the source changed during the search; --force runs what is of another source again")
-    metric = spec.validation_metric
-    tried = [_configuration(n, v, o, metric) for n, (v, o) in enumerate(zip(drawn, outcomes, strict=True))]
-    higher = spec.metrics[metric].higher_is_better
-    best = _best(tried, higher)
-    if best is None:
-        raise BenchError(f"none of {budget} configurations of {method} gave {metric} on {task}: see {folder}")
-    result = Tuning(
-        schema_version=1,
-        method=method,
-        task=task,
-        task_version=spec.version,
-        data_digest=done[0].task.data_digest,
-        budget=budget,
-        seed=seed,
-        preset=preset,
-        search=described,
-        criterion=Criterion(metric=metric, higher_is_better=higher),
-        configurations=tried,
-        chosen_number=best.number,
-        chosen={**untuned, **best.settings},
-        created=datetime.now(UTC).isoformat(timespec="seconds"),
-        provenance=now,
-        environments=list({str(record.environment): record.environment for record in done}.values()),
-    )
-    if preset != "smoke":
-        records.write(path, (result.model_dump_json(indent=2) + "\n").encode())
+    result = _chosen(plan, search, outcomes, now)
+    if plan.preset != "smoke":
+        write(path, (result.model_dump_json(indent=2) + "\n").encode())
     return result
 
 
@@ -262,6 +210,102 @@ def unequal_budgets(method: str, task: str, budget: int, to: Path) -> str | None
 
 
 # -------------------------------------------------------------------------------------------------- parts
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What is tried: a plan for every configuration, and the values in which they differ.
+
+    `open_settings` are all that the method's name leaves open, as they are without tuning; `described` is the
+    search space as the result keeps it.
+    """
+
+    method_file: Path
+    spec: Spec
+    criterion: Criterion
+    open_settings: dict[str, Any]
+    described: dict[str, dict[str, Any]]
+    drawn: list[dict[str, Any]]
+    cells: list[Plan]
+
+
+def _search(plan: Plan, budget: int) -> _Search:
+    """The configurations of a budget.
+
+    Raises:
+        UsageError: If the method cannot be tuned, or not on the task.
+    """
+    if plan.method_settings or plan.task_settings or plan.members is not None:
+        raise UsageError("a search chooses the settings itself: give it none, and no members")
+    entry = registry.method(plan.method)
+    if (member := registry.member(entry)) != entry:
+        raise UsageError(f"{plan.method} has the settings of {member.name}: tune that")
+    start = plan.choice()
+    spec = start.task.cls(start.task_settings).spec
+    if spec.validation_metric is None:
+        raise UsageError(f"{plan.task} cannot be tuned on: it declares no validation_metric")
+    space = search_space(entry)
+    untuned = {k: v for k, v in asdict(start.method_settings).items() if k in entry.flags()}
+    drawn = [{k: untuned[k] for k in space}, *(draw(space, plan.seed, n) for n in range(1, budget))]
+    folder = plan.out / "tuning"
+    return _Search(
+        method_file=Path(inspect.getfile(entry.cls)),
+        spec=spec,
+        criterion=Criterion(
+            metric=spec.validation_metric,
+            higher_is_better=spec.metrics[spec.validation_metric].higher_is_better,
+        ),
+        open_settings=untuned,
+        described={name: _described(range_) for name, range_ in space.items()},
+        drawn=drawn,
+        cells=[replace(plan, out=folder, method_settings={**untuned, **values}) for values in drawn],
+    )
+
+
+def _run_all(cells: list[Plan], watch: Watch) -> list[Outcome]:
+    outcomes = []
+    for number, cell in enumerate(cells, 1):
+        with watch(f"{cell.method} {cell.task}, configuration {number} of {len(cells)}") as observer:
+            outcome = run_cell(cell, (observer,))
+        # A method may refuse a problem under some settings; any other refusal concerns every configuration.
+        if outcome.refusal and not (outcome.began and isinstance(outcome.refusal, UsageError)):
+            raise outcome.refusal
+        outcomes.append(outcome)
+    return outcomes
+
+
+def _chosen(plan: Plan, search: _Search, outcomes: list[Outcome], now: records.Provenance) -> Tuning:
+    """The result of a search; raises BenchError if no configuration gave the criterion."""
+    criterion, budget = search.criterion, len(outcomes)
+    pairs = zip(search.drawn, outcomes, strict=True)
+    tried = [
+        _configuration(n, values, outcome, criterion.metric) for n, (values, outcome) in enumerate(pairs)
+    ]
+    best = _best(tried, criterion.higher_is_better)
+    if best is None:
+        raise BenchError(
+            f"none of {budget} configurations of {plan.method} gave {criterion.metric} on {plan.task}: "
+            f"see {plan.out / 'tuning'}"
+        )
+    done = [outcome.record for outcome in outcomes if outcome.record]
+    return Tuning(
+        schema_version=1,
+        method=plan.method,
+        task=plan.task,
+        task_version=search.spec.version,
+        data_digest=done[0].task.data_digest,
+        budget=budget,
+        seed=plan.seed,
+        preset=plan.preset,
+        search=search.described,
+        criterion=criterion,
+        configurations=tried,
+        chosen_number=best.number,
+        chosen={**search.open_settings, **best.settings},
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        provenance=now,
+        environments=list({str(record.environment): record.environment for record in done}.values()),
+    )
 
 
 def _must_extend(path: Path, budget: int, seed: int, search: dict[str, Any]) -> None:
@@ -287,7 +331,7 @@ def _make_room(directories: list[Path], now: records.Provenance, force: bool) ->
         ):
             if not force:
                 raise UsageError(f"{directory} holds a run of another source; --force replaces such runs")
-            with records.writing(directory):
+            with writing(directory):
                 shutil.rmtree(directory)
 
 
@@ -296,7 +340,7 @@ def _configuration(number: int, values: dict[str, Any], outcome: Outcome, metric
     return Configuration(
         number=number,
         settings=values,
-        status=outcome.status,  # type: ignore[arg-type]
+        status=outcome.status,
         reason=str(outcome.refusal) if record is None else record.reason,
         value=record.validation.get(metric) if record and record.status == "completed" else None,
         seconds=record.seconds if record else 0.0,

@@ -14,7 +14,7 @@ from bench.registry import Choice
 
 @contextmanager
 def logged(
-    mode: Literal["offline", "online"] | str, directory: Path, choice: Choice, seed: int
+    mode: Literal["offline", "online"], directory: Path, choice: Choice, seed: int
 ) -> Iterator[Callable[[str, dict[str, Any]], None]]:
     """An observer that sends every epoch and logged number to a run of its own; closes it at the end.
 
@@ -34,7 +34,7 @@ def logged(
             project="posterior-bench",
             group=f"{choice.task_identity}/{choice.method_identity}",
             name=f"{choice.method_identity} {choice.preset} seed {seed}",
-            mode=mode,  # type: ignore[arg-type]
+            mode=mode,
             dir=directory,
             reinit="create_new",
             settings=wandb.Settings(finish_timeout=60, silent=True),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bench.contract import Batch
 from bench.errors import Diverged
-from bench.records import write, writing
+from bench.files import write, writing
 
 
 class Watch(pl.callbacks.Checkpoint):

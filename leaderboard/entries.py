@@ -13,7 +13,8 @@ from pathlib import Path
 
 from bench import registry
 from bench.errors import OutputError, UsageError
-from bench.records import Record, read_record, split_metrics, write
+from bench.files import write
+from bench.records import Record, read_record, split_metrics
 from bench.runner import load_scores
 
 RECORDS = Path(__file__).parent / "records"

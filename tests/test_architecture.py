@@ -1,4 +1,9 @@
-"""Who may import whom, what no file may contain, and that names outside `bench` stay free."""
+"""Who may import whom, what no file may contain, and that names outside `bench` stay free.
+
+The files of the project stand on floors. A file imports from its own floor and from lower ones, so that it
+can be understood without those above; `test_imports_follow_the_floors` holds every file to it. A new file is
+entered in FLOORS, on the lowest floor from which it reaches all that it imports.
+"""
 
 import ast
 import subprocess
@@ -15,23 +20,75 @@ FOLDERS = {
     "tasks": "bench.tasks",
     "leaderboard": "bench.leaderboard",
 }
-SOURCES = {
-    ".".join([package, *path.relative_to(MAIN / folder).with_suffix("").parts]): path
-    for folder, package in FOLDERS.items()
-    for path in sorted((MAIN / folder).rglob("*.py"))
-}
 EVERY_PYTHON_FILE = sorted(
     path for folder in (*FOLDERS, "tests", "benchmarks", "docs") for path in (MAIN / folder).rglob("*.py")
 )
+
+
+def module(package, relative):
+    """Full name of a file; that of a package for its `__init__.py`."""
+    parts = [package, *relative.with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+SOURCES = {
+    module(package, path.relative_to(MAIN / folder)): path
+    for folder, package in FOLDERS.items()
+    for path in sorted((MAIN / folder).rglob("*.py"))
+}
+
+FLOORS = {
+    # From bottom to top; `.*` stands for every file below a folder.
+    "ground": {
+        *("bench", "bench.families", "bench.studies", "bench.methods", "bench.tasks", "bench.leaderboard"),
+        *("bench.commands", "bench.intervals"),
+        *("bench.errors", "bench.files", "bench.settings", "bench.randomness"),
+        *("bench.predictions", "bench.weights", "bench.networks", "bench.optimizers"),
+    },
+    "contract": {"bench.contract", "bench.spec", "bench.hooks", "bench.comparison"},
+    "what methods and tasks compute with": {
+        *("bench.priors", "bench.likelihoods", "bench.divergence", "bench.energy"),
+        *("bench.batches", "bench.diagnostics"),
+    },
+    "what methods share": {"bench.families.*"},
+    "methods": {"bench.methods.*"},
+    "data and scores": {"bench.places", "bench.data", "bench.tables", "bench.metrics", "bench.figures"},
+    "what tasks share": {"bench.studies.*"},
+    "tasks": {"bench.tasks.*"},
+    "engine": {
+        *("bench.ensemble", "bench.compiled", "bench.stacked"),
+        *("bench.watch", "bench.trainer", "bench.engine"),
+    },
+    "names and records": {"bench.registry", "bench.records"},
+    "one run": {"bench.plan", "bench.runner", "bench.wandb_log"},
+    "many runs": {"bench.sweep", "bench.tune", "bench.leaderboard.*"},
+    "command line": {"bench.progress", "bench.commands.*", "bench.cli", "bench.__main__"},
+}
+
+DOORS = ("bench.methods.", "bench.tasks.")
+"""Files that nobody imports, not even each other: the registry finds them by listing their folder."""
+
+EXCEPTIONS = {
+    # (who, whom): why
+    ("bench", "bench.runner"): "bench.run and bench.load, imported only when asked for",
+}
+
+
+# ---------------------------------------------------------------------------------------- reading of imports
 
 
 def parse(path):
     return ast.parse(path.read_text(), str(path))
 
 
-def imports(path, package):
-    """Full names of all that a file imports at run time, wherever in the file; not what only types need."""
+def imports(path, name):
+    """Full names of all that the file of a module imports at run time, wherever in the file.
+
+    Names below `bench` that are used without an import of their own count (`import bench; bench.runner.run`),
+    as do those imported by a string. What only types need does not.
+    """
     names = set()
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
 
     def visit(node):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
@@ -43,9 +100,15 @@ def imports(path, package):
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                base = ".".join([*package.split(".")[: -node.level], *([base] if base else [])])
+                parts = package.split(".")
+                parts = parts[: len(parts) - node.level + 1]
+                base = ".".join([*parts, *([base] if base else [])])
             names.update(f"{base}.{alias.name}" for alias in node.names)
             names.add(base)
+        elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("bench."):
+            names.add(ast.unparse(node))
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in DYNAMIC:
+            names.update(a.value for a in node.args if isinstance(a, ast.Constant))
         for child in ast.iter_child_nodes(node):
             visit(child)
 
@@ -53,96 +116,249 @@ def imports(path, package):
     return names
 
 
+DYNAMIC = ("import_module", "__import__")
+LAZY = {"bench.run": "bench.runner", "bench.load": "bench.runner"}
+"""What `bench` imports when asked for a name."""
+
+
 def touches(names, *forbidden):
     """Those of the names that are a forbidden module or lie in it."""
     return {n for n in names for f in forbidden if n == f or n.startswith(f + ".")}
 
 
+def resolved(names, modules):
+    """The modules that names stand for: of a name inside a module, that module."""
+    found = set()
+    for name in names:
+        name = LAZY.get(name, name)
+        while name and name not in modules:
+            name = name.rpartition(".")[0]
+        found.add(name)
+    return found - {""}
+
+
+GRAPH = {name: resolved(imports(path, name), SOURCES) - {name} for name, path in SOURCES.items()}
+
+
 def test_reading_of_imports(tmp_path):
-    """The rules below stand on this reading: every form of import is seen."""
+    """The laws below stand on this reading: every form of import is seen."""
     path = tmp_path / "x.py"
     path.write_text(
         "from typing import TYPE_CHECKING\nimport bench.runner as r\nfrom bench import cli\n"
-        "from . import engine\nfrom .tasks import split_mnist\n"
-        "def f():\n    from bench.records import write\n"
+        "from . import engine\nfrom .tasks import split_mnist\nfrom bench.studies.risk import sur\n"
+        "def f():\n    from bench.records import write_record\n"
+        "    importlib.import_module('bench.sweep')\n    __import__('bench.tune')\n"
+        "    bench.registry.methods()\n"
         "if TYPE_CHECKING:\n    import bench.data\n"
     )
-    found = touches(imports(path, "bench.x"), "bench.runner", "bench.cli", "bench.engine", "bench.data")
-    assert found == {"bench.runner", "bench.cli", "bench.engine"}
-    found = touches(imports(path, "bench.x"), "bench.tasks", "bench.records")
-    assert found >= {"bench.tasks.split_mnist", "bench.records.write"}
+    expected = (
+        "bench, runner, cli, engine, tasks, tasks.split_mnist, studies.risk, records, sweep, tune, registry"
+    )
+    found = {"bench", *(f"bench.{name}" for name in expected.split(", ")[1:])}
+    assert resolved(imports(path, "bench.x"), SOURCES) == found
+    path.write_text("import bench\nbench.run('map', 'split_digits')")
+    assert resolved(imports(path, "bench.x"), SOURCES) == {"bench", "bench.runner"}
+    (tmp_path / "deep").mkdir()
+    for name, text in (("__init__.py", "from .risk import sur"), ("x.py", "from .risk import sur")):
+        (tmp_path / "deep" / name).write_text(text)
+        who = "bench.studies" if name == "__init__.py" else "bench.studies.x"
+        assert "bench.studies.risk" in resolved(imports(tmp_path / "deep" / name, who), SOURCES)
+    (tmp_path / "deep" / "x.py").write_text("from .. import runner")
+    assert "bench.runner" in resolved(imports(tmp_path / "deep" / "x.py", "bench.studies.x"), SOURCES)
 
 
-ABOVE = (
-    "bench.runner",
-    "bench.sweep",
-    "bench.tune",
-    "bench.cli",
-    "bench.commands",
-    "bench.progress",
-    "bench.wandb_log",
-    "bench.leaderboard",
-    "wandb",
-)
-ENGINE = (*ABOVE, "bench.engine", "bench.records", "bench.registry")
-OTHERS = (*ENGINE, "pytorch_lightning", "lightning")
-RULES = {
-    # file or folder: what it must not import
-    "bench.contract": (*ENGINE, "bench.data", "bench.figures", "bench.methods", "bench.tasks"),
-    "bench.methods": (
-        *OTHERS,
-        "bench.data",
-        "bench.figures",
-        "bench.metrics",
-        "bench.methods",
-        "bench.tasks",
+# --------------------------------------------------------------------------------------------------- floors
+
+
+def floors_of(name, floors):
+    """Numbers of the floors on which a module stands; a folder's pattern yields to the module's own name."""
+    named = [number for number, names in enumerate(floors.values()) if name in names]
+    return named or [n for n, names in enumerate(floors.values()) for entry in names if covers(entry, name)]
+
+
+def covers(entry, name):
+    """Whether an entry of FLOORS is a pattern that takes in a module."""
+    return entry.endswith(".*") and name.startswith(entry.removesuffix("*"))
+
+
+def reached(graph, name):
+    """Module -> the chain of imports that leads there from the named one."""
+    chains = {name: (name,)}
+    waiting = [name]
+    for at in waiting:
+        for other in sorted(graph[at] - chains.keys()):
+            chains[other] = (*chains[at], other)
+            waiting.append(other)
+    return chains
+
+
+def slips(graph, floors, exceptions):
+    """What is wrong with an import graph, a sentence each; imports are followed through any number of files.
+
+    Args:
+        graph: Module -> the modules that it imports.
+        floors: Floor -> its modules, from bottom to top.
+        exceptions: Imports (who, whom) that are not followed.
+    """
+    found = []
+    floor = {name: floors_of(name, floors) for name in graph}
+    for name, numbers in floor.items():
+        if len(numbers) != 1:
+            found.append(f"{name} stands on {len(numbers)} floors: enter it in FLOORS of this file, once")
+    for names in floors.values():
+        for entry in names:
+            if entry not in graph and not any(covers(entry, name) for name in graph):
+                found.append(f"FLOORS names {entry}, which is not there")
+    for who, whom in exceptions:
+        if whom not in graph.get(who, ()):
+            found.append(f"EXCEPTIONS names {who} > {whom}, which is not imported")
+    kept = {who: {whom for whom in others if (who, whom) not in exceptions} for who, others in graph.items()}
+    if any(len(numbers) != 1 for numbers in floor.values()):
+        return found
+    for name in graph:
+        chains = reached(kept, name)
+        for other, chain in chains.items():
+            if floor[other] > floor[name]:
+                found.append(f"{' > '.join(chain)} leads upwards")
+        for other in kept[name]:
+            if name in reached(kept, other):
+                found.append(f"{name} > {' > '.join(reached(kept, other)[name])} is a cycle")
+            if other.startswith(DOORS):
+                found.append(f"{name} > {other}: methods and tasks are imported by nobody")
+    return found
+
+
+def test_imports_follow_the_floors():
+    """If it names an exception that is no longer one: delete its line."""
+    assert slips(GRAPH, FLOORS, EXCEPTIONS) == []
+
+
+UPRIGHT = {
+    "bench": set(),
+    "bench.contract": {"bench"},
+    "bench.methods.a": {"bench.contract"},
+    "bench.studies.s": {"bench.contract"},
+    "bench.studies.t": {"bench.studies.s"},
+    "bench.tasks.a": {"bench.contract", "bench.studies.t"},
+    "bench.tasks.b": {"bench.contract"},
+    "bench.records": {"bench.contract"},
+    "bench.runner": {"bench.records"},
+}
+SMALL = {
+    "ground": {"bench"},
+    "contract": {"bench.contract"},
+    "methods": {"bench.methods.*"},
+    "studies": {"bench.studies.*"},
+    "tasks": {"bench.tasks.*"},
+    "top": {"bench.records", "bench.runner"},
+}
+SLIPS = {
+    "upwards": ({"bench.contract": {"bench.records"}}, "bench.contract > bench.records leads upwards"),
+    "through two files": (
+        {"bench.studies.s": {"bench.records"}},
+        "bench.tasks.a > bench.studies.t > bench.studies.s > bench.records leads upwards",
     ),
-    "bench.tasks": (*OTHERS, "bench.methods", "torch.optim"),
-    "bench.weights": (*ENGINE, "bench.data", "bench.methods", "bench.tasks"),
-    "bench.engine": (*ABOVE, "bench.registry", "bench.methods", "bench.tasks"),
-    "bench.records": (*ABOVE, "bench.engine"),
-    "bench.runner": ("bench.cli", "bench.leaderboard", "bench.methods", "bench.tasks", "wandb"),
-    "bench.leaderboard": ("bench.engine", "bench.cli", "pytorch_lightning"),
+    "method and task": (
+        {"bench.tasks.a": {"bench.methods.a"}},
+        "bench.tasks.a > bench.methods.a: methods and",
+    ),
+    "task and task": ({"bench.tasks.a": {"bench.tasks.b"}}, "bench.tasks.a > bench.tasks.b: methods and"),
+    "engine and method": (
+        {"bench.runner": {"bench.methods.a"}},
+        "bench.runner > bench.methods.a: methods and",
+    ),
+    "two files that need each other": (
+        {"bench.records": {"bench.runner"}},
+        "bench.records > bench.runner > bench.records is a cycle",
+    ),
+    "three files in a ring": (
+        {"bench.studies.s": {"bench.studies.u"}, "bench.studies.u": {"bench.studies.t"}},
+        "bench.studies.s > bench.studies.u > bench.studies.t > bench.studies.s is a cycle",
+    ),
+    "a file on no floor": (
+        {"bench.helper": set(), "bench.tasks.a": {"bench.helper"}},
+        "bench.helper stands on 0",
+    ),
+    "a file on no floor in a new folder": ({"bench.rooms.a": set()}, "bench.rooms.a stands on 0"),
+    "a folder deeper": (
+        {"bench.studies.deep.x": {"bench.runner"}},
+        "bench.studies.deep.x > bench.runner leads upwards",
+    ),
 }
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_import_directions(name):
-    found = imports(SOURCES[name], name)
-    for of, forbidden in RULES.items():
-        if name == of or name.startswith(of + "."):
-            others = touches(found, *forbidden)
-            assert not others, f"{name} imports {others}"
+@pytest.mark.parametrize(("change", "sentence"), SLIPS.values(), ids=SLIPS)
+def test_made_up_slips_are_caught(change, sentence):
+    assert slips(UPRIGHT, SMALL, {}) == []
+    found = slips(
+        {name: UPRIGHT.get(name, set()) | change.get(name, set()) for name in UPRIGHT | change}, SMALL, {}
+    )
+    assert [f for f in found if f.startswith(sentence)], found
+
+
+def test_exceptions_and_floors_that_are_no_more_are_caught():
+    who, whom = "bench.contract", "bench.records"
+    graph = UPRIGHT | {who: {whom}}
+    assert slips(graph, SMALL, {(who, whom): "why"}) == []
+    assert slips(UPRIGHT, SMALL, {(who, whom): "why"}) == [
+        f"EXCEPTIONS names {who} > {whom}, which is not imported"
+    ]
+    assert slips(UPRIGHT, SMALL | {"roof": {"bench.gone"}}, {}) == [
+        "FLOORS names bench.gone, which is not there"
+    ]
+    (found,) = slips(UPRIGHT, SMALL | {"roof": {"bench.runner"}}, {})
+    assert found.startswith("bench.runner stands on 2 floors")
+
+
+def test_exceptions_say_why():
+    assert all(len(reason) > 10 for reason in EXCEPTIONS.values())
 
 
 def test_every_folder_with_sources_is_a_package_of_the_wheel():
     """In the law's reading and in the package list alike: no file escapes by lying one folder deeper."""
     listed = set(tomllib.loads((MAIN / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
-    assert listed == {name.rpartition(".")[0] for name in SOURCES}
-    assert {f"{package}.__init__" for package in listed} <= SOURCES.keys()
+    packages = {name for name, path in SOURCES.items() if path.name == "__init__.py"}
+    assert listed == packages == {name.rpartition(".")[0] for name in SOURCES} - {""}
     assert {"bench.studies.risk", "bench.families.flow"} <= SOURCES.keys()
 
 
-def test_rules_speak_of_files_that_are_there():
-    packages = {name.rpartition(".")[0] for name in SOURCES}
-    assert RULES.keys() <= SOURCES.keys() | packages
-    for forbidden in {f for rule in RULES.values() for f in rule if f.startswith("bench.")}:
-        assert forbidden in SOURCES.keys() | packages
+# ------------------------------------------------------------------------------------- what is not of bench
 
 
-def test_only_contract_engine_and_stacked_know_lightning():
-    knowing = {
-        name
-        for name, path in SOURCES.items()
-        if touches(imports(path, name), "pytorch_lightning", "lightning")
+def knowing(*names):
+    """Files that import one of the modules themselves."""
+    return {name for name, path in SOURCES.items() if touches(imports(path, name), *names)}
+
+
+def test_only_hooks_trainer_watch_and_stacked_know_lightning():
+    assert knowing("pytorch_lightning", "lightning") == {
+        "bench.hooks",
+        "bench.stacked",
+        "bench.trainer",
+        "bench.watch",
     }
-    assert knowing == {"bench.contract", "bench.engine", "bench.stacked"}
 
 
 def test_only_one_file_knows_wandb():
-    assert [name for name, path in SOURCES.items() if touches(imports(path, name), "wandb")] == [
-        "bench.wandb_log"
-    ]
+    assert knowing("wandb") == {"bench.wandb_log"}
+
+
+def test_tasks_know_no_optimiser_and_the_leaderboard_no_engine():
+    assert not {name for name in knowing("torch.optim") if name.startswith("bench.tasks.")}
+    assert not {
+        name for name in GRAPH if name.startswith("bench.leaderboard.") and "bench.engine" in GRAPH[name]
+    }
+
+
+def test_only_the_registry_imports_what_a_string_says():
+    """Any other file could hide from the floors that way."""
+    assert {
+        name
+        for name, path in SOURCES.items()
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Name | ast.Attribute | ast.alias)
+        and ast.unparse(node).split(".")[-1].split(" ")[0] in DYNAMIC
+    } == {"bench.registry"}
 
 
 @pytest.mark.parametrize("path", EVERY_PYTHON_FILE, ids=lambda path: str(path.relative_to(MAIN)))

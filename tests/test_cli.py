@@ -15,7 +15,7 @@ import toys
 import yaml
 
 import bench
-from bench import cli, data, records, registry
+from bench import cli, data, places, records, registry
 from bench.engine import TrainerOptions
 from bench.errors import DataError
 
@@ -82,9 +82,9 @@ BAD = [
     (2, [*RUN, "--method.learning_rate"], "argument --method.learning_rate: expected one argument"),
     (2, [*RUN, "--method.optimizer", "adamm"], "--method.optimizer adamm: must be one of adam, "),
     (2, [*RUN, "--method.train_samples", "1.5"], "--method.train_samples 1.5: must be int"),
-    (2, [*RUN, "--method.train_samples", "0"], "--method.train_samples 0: should be greater than or equal"),
-    (2, [*RUN, "--task.epochs", "0"], "--task.epochs 0: should be greater than or equal to 1"),
-    (2, [*RUN, "--task.batch_size", "-4"], "--task.batch_size -4: should be greater than or equal to 1"),
+    (2, [*RUN, "--method.train_samples", "0"], "--method.train_samples 0: must be 1 or more"),
+    (2, [*RUN, "--task.epochs", "0"], "--task.epochs 0: must be 1 or more"),
+    (2, [*RUN, "--task.batch_size", "-4"], "--task.batch_size -4: must be 1 or more"),
     (2, [*RUN, "--task.order", "both"], "--task.order both: must be one of sequential, joint"),
     (2, [*RUN, "--seed", "x"], "--seed x: must be int"),
     (2, [*RUN, "--seed", "-1"], "--seed -1: must be 0 or more"),
@@ -98,7 +98,7 @@ BAD = [
     (2, [*RUN, "--wandb", "maybe"], "--wandb maybe: must be one of off, offline, online"),
     (2, [*RUN, "--trainer.accelerator", "abacus"], "--trainer: Lightning does not accept these options"),
     (2, [*RUN, "--trainer.devices", "-3"], "--trainer: Lightning does not accept these options"),
-    (2, [*RUN, "--trainer.num_nodes", "0"], "--trainer.num_nodes 0: should be greater than or equal to 1"),
+    (2, [*RUN, "--trainer.num_nodes", "0"], "--trainer.num_nodes 0: must be 1 or more"),
     (2, [*RUN, "--config", "missing.yaml"], "--config missing.yaml: "),
     (2, [*RUN, "--config", "."], "--config .: "),
     (5, [*SMOKE, "--out", "/proc/runs"], "cannot write /proc/runs/"),
@@ -165,7 +165,7 @@ def test_missing_data_is_one_line_that_names_the_ways_to_get_it(call, monkeypatc
 
     monkeypatch.delenv("BENCH_DATA", raising=False)
     for root in ("SYSTEM_ROOT", "CACHE_ROOT"):
-        monkeypatch.setattr(data, root, tmp_path / root)
+        monkeypatch.setattr(places, root, tmp_path / root)
     monkeypatch.setattr(data, "_download", refuse)
     code, out, err = call(*action)
     assert (code, out) == (DataError.exit_code, "") == (3, "")
@@ -481,7 +481,7 @@ def test_help_and_lists_need_no_document(call):
 
 def test_data_lists_gets_and_checks(call, monkeypatch, tmp_path):
     monkeypatch.delenv("BENCH_DATA", raising=False)
-    monkeypatch.setattr(data, "CACHE_ROOT", tmp_path)
+    monkeypatch.setattr(places, "CACHE_ROOT", tmp_path)
     code, out, err = call("data", "list")
     assert (code, err) == (0, "")
     for name in data.SOURCES:

@@ -26,7 +26,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import data
+from bench import data, places
 from bench.errors import DataError, UsageError
 
 TRAIN, TEST, SIDE = 20, 10, 4
@@ -74,8 +74,8 @@ def small(monkeypatch, tmp_path):
         digest = data.array_digest(content)
         source = replace(data.SOURCES[name], train=TRAIN, test=TEST, side=SIDE, digest=digest)
         monkeypatch.setitem(data.SOURCES, name, source)
-    monkeypatch.setattr(data, "SYSTEM_ROOT", tmp_path / "system")
-    monkeypatch.setattr(data, "CACHE_ROOT", tmp_path / "cache")
+    monkeypatch.setattr(places, "SYSTEM_ROOT", tmp_path / "system")
+    monkeypatch.setattr(places, "CACHE_ROOT", tmp_path / "cache")
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
     monkeypatch.delenv("BENCH_DATA", raising=False)
     return arrays
@@ -413,6 +413,12 @@ def test_download(small, mirror, tmp_path, monkeypatch, capfd, root):
     assert socket.getdefaulttimeout() is None
 
 
+def test_download_leaves_the_folder_of_the_system_s_packages_alone(small, mirror, tmp_path):
+    """Also where the user names it."""
+    assert data.get("mnist", tmp_path / "system") == tmp_path / "cache" / "MNIST" / "raw"
+    assert not (tmp_path / "system").exists()
+
+
 def test_load_downloads_and_get_does_not_download_twice(small, mirror, tmp_path, monkeypatch):
     assert data.load("mnist").digest == data.array_digest(small["mnist"])
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
@@ -455,7 +461,7 @@ def test_silent_server_is_given_up(small, monkeypatch):
         refuse()
 
     monkeypatch.setattr(urllib.request, "urlopen", hang)
-    monkeypatch.setattr(data, "ANSWER_SECONDS", 0.05)
+    monkeypatch.setattr(places, "ANSWER_SECONDS", 0.05)
     start = time.monotonic()
     with pytest.raises(DataError, match=r"no answer from https?://\S+ within 0.05 s"):
         data.get("mnist")

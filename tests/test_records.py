@@ -3,7 +3,6 @@
 import getpass
 import json
 import math
-import os
 import re
 import socket
 import subprocess
@@ -18,7 +17,8 @@ import bench
 from bench import records, registry
 from bench.contract import Metric, Row, Spec, Undefined
 from bench.data import array_digest
-from bench.errors import OutputError, UsageError
+from bench.errors import UsageError
+from bench.leaderboard import entries
 
 EXAMPLE = {
     "schema_version": 1,
@@ -39,6 +39,7 @@ EXAMPLE = {
         "settings": {"learning_rate": 0.1},
         "tuning": "untuned",
         "capabilities": ["moments"],
+        "seed_matters": True,
     },
     "preset": "standard",
     "seed": 0,
@@ -237,33 +238,6 @@ def test_curves_are_written_as_csv(tmp_path):
     assert (tmp_path / "curves.csv").read_text() == 'curve,series,x,value\naccuracy,"pair 1, test",1,0.5\n'
 
 
-# ---- writing in one step
-
-
-@pytest.mark.parametrize("fails", ["replace", "fsync"])
-def test_failed_write_leaves_the_old_file(tmp_path, monkeypatch, fails):
-    path = tmp_path / "file"
-    records.write(path, b"old")
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, fails, full)
-        with pytest.raises(OutputError, match=r"^cannot write .*file: No space left on device$"):
-            records.write(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert [p.name for p in tmp_path.iterdir()] == ["file"]
-    records.write(path, b"new")
-    assert path.read_bytes() == b"new"
-
-
-def test_writing_below_a_file_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutputError, match="cannot write"):
-        records.write(tmp_path / "file" / "record.json", b"")
-
-
 # ---- metrics
 
 
@@ -386,9 +360,20 @@ def test_record_without_members_and_diagnostics_is_of_the_schema_too(tmp_path):
     """Those that were written before there were any."""
     old = json.loads(json.dumps(EXAMPLE))
     del old["diagnostics"], old["method"]["members"], old["fits"][0]["diagnostics"]
+    del old["method"]["seed_matters"]
     (tmp_path / "record.json").write_text(json.dumps(old))
     record = records.read_record(tmp_path)
     assert (record.method.members, record.diagnostics, record.fits[0].diagnostics) == (1, {}, {})
+    assert record.method.seed_matters is None  # not True: of some methods that would be wrong
+
+
+def test_committed_record_says_nothing_of_the_seed_that_it_did_not_say_when_it_was_made():
+    for directory, record in entries.committed():
+        written = json.loads((directory / "record.json").read_text())["method"]
+        assert record.method.seed_matters == written.get("seed_matters")
+        if record.method.seed_matters is not None:
+            cls = registry.method(record.method.name).cls
+            assert record.method.seed_matters == getattr(cls, "seed_matters", True)
 
 
 def test_curves_are_read_as_written_and_a_damaged_file_is_one_line(tmp_path):

@@ -14,6 +14,8 @@ from bench.contract import Undefined
 from bench.data import array_digest
 from bench.diagnostics import RHAT_LIMIT
 from bench.errors import DataError, UsageError
+from bench.leaderboard.references import add
+from bench.methods.mfvi import MFVI
 from bench.runner import load_scores, task_of
 from bench.studies import references
 from bench.studies.references import Reference
@@ -58,8 +60,8 @@ def run(good, tmp_path):
 
 @pytest.fixture(autouse=True)
 def sampler(monkeypatch):
-    """Mfvi passes for an exact sampler, for it is fast."""
-    monkeypatch.setattr(references, "SAMPLERS", ("mfvi",))
+    """Mfvi says that its draws leave the posterior invariant, for it is fast."""
+    monkeypatch.setattr(MFVI, "provides", MFVI.provides | {"invariant"})
 
 
 @pytest.fixture
@@ -76,7 +78,7 @@ def iris(**values):
 
 
 def test_reference_is_kept_and_says_where_it_comes_from(good, folder):
-    path = references.add(good)
+    path = add(good)
     assert path == folder / f"{TARGET}.json"
     assert sorted(p.name for p in folder.iterdir()) == [f"{TARGET}.json", f"{TARGET}.safetensors"]
     record = records.read_record(good)
@@ -95,7 +97,7 @@ def test_task_scores_against_it_under_any_budget(good, folder, tmp_path):
     before = iris()
     assert isinstance(before.score(load_scores(good)[1])["agreement"], Undefined)
     digest = before.data_digest()
-    references.add(good)
+    add(good)
     assert iris().data_digest() != digest
     assert iris(repetitions=7, epochs=3).targets().keys() == {"labels", "reference"}
     assert iris(depth=1).targets().keys() == {"labels"}
@@ -116,11 +118,11 @@ def test_task_scores_against_it_under_any_budget(good, folder, tmp_path):
 
 
 def test_reference_that_is_there_is_kept_and_force_replaces_it(run, folder):
-    references.add(run)
+    add(run)
     change(run, seed=5)
     with pytest.raises(UsageError, match="is there already: it is kept; --force replaces it"):
-        references.add(run)
-    path = references.add(run, force=True)
+        add(run)
+    path = add(run, force=True)
     assert Reference.model_validate_json(path.read_bytes()).seed == 5
 
 
@@ -153,16 +155,20 @@ REFUSED = {
 def test_what_is_no_reference_is_refused_in_one_line(run, folder, spoil, message):
     spoil(run)
     with pytest.raises(UsageError, match=message) as caught:
-        references.add(run)
+        add(run)
     assert "\n" not in str(caught.value)
     assert not folder.exists()
 
 
-def test_only_hmc_makes_references(run, folder, monkeypatch):
+def test_method_that_does_not_say_that_it_is_invariant_makes_no_reference(run, tmp_path, monkeypatch):
+    """Whatever its record says: it is asked of the method of today."""
     monkeypatch.undo()
-    assert references.SAMPLERS == ("hmc",)
-    with pytest.raises(UsageError, match="is a run of mfvi: a reference needs hmc"):
-        references.add(run)
+    capabilities = [*records.read_record(run).method.capabilities, "invariant"]
+    change(run, method={"capabilities": capabilities})
+    with pytest.raises(UsageError, match=r"is a run of mfvi, whose draws do not .*: hmc") as caught:
+        add(run, tmp_path / "references")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "references").exists()
 
 
 def test_task_without_a_target_keeps_no_reference(folder, tmp_path):
@@ -171,7 +177,7 @@ def test_task_without_a_target_keeps_no_reference(folder, tmp_path):
     disguise(run)
     assert task_of(records.read_record(run)).target is None
     with pytest.raises(UsageError, match="split_digits keeps no reference posterior"):
-        references.add(run)
+        add(run)
 
 
 def test_absent_reference_is_empty(folder):
@@ -179,7 +185,7 @@ def test_absent_reference_is_empty(folder):
 
 
 def test_damaged_reference_is_one_line(good, folder):
-    references.add(good)
+    add(good)
     path = folder / f"{TARGET}.safetensors"
     arrays = safetensors.numpy.load(path.read_bytes())
     safetensors.numpy.save_file({"reference": arrays["reference"] * 2}, path)

@@ -21,6 +21,7 @@ import bench
 from bench import cli, metrics, randomness, records, registry, runner
 from bench.data import array_digest
 from bench.errors import BenchError, Diverged, OutputError, UsageError
+from bench.plan import Plan
 from bench.runner import load_scores
 
 FILES = ["arrays.safetensors", "checkpoints", "curves.csv", "figures", "log.txt", "record.json"]
@@ -165,6 +166,10 @@ def test_number_that_is_not_finite_stays_out_of_the_record_and_in_the_curves(tmp
         ({"preset": "smok"}, "unknown preset 'smok': did you mean smoke"),
         ({"seed": -1}, "--seed -1: must be 0 or more"),
         ({"threads": 0}, "--threads 0: must be 1 or more"),
+        ({"members": 0}, "--members 0: must be 1 or more"),
+        ({"seed": "first"}, "--seed first: should be a valid integer"),
+        ({"wandb": "on"}, "--wandb on: should be 'off', 'offline' or 'online'"),
+        ({"sed": 1}, "--sed 1: Unexpected keyword argument"),
         ({"method_settings": {"learning_rate": 0}}, "--method.learning_rate 0: .*greater than 0"),
         ({"method_settings": {"learning_rat": 1}}, "mfvi has no such setting; did you mean learning_rate"),
         ({"task_settings": {"dataset": "mnist"}}, "--task.dataset: split_digits has no such setting"),
@@ -483,9 +488,9 @@ def test_two_processes_train_one_run(tmp_path, done):
         (path.parent / name).unlink()
     for number in (3, 4):
         next((path.parent / "checkpoints").glob(f"00{number}-*")).unlink()
-    options = runner.TrainerOptions(accelerator="cpu", devices=2, strategy="ddp")
-    choice = registry.choose("mfvi", "split_digits", "smoke")
-    fingerprint = runner._fingerprint(choice, 0, record.task.data_digest, options) | {"threads": 1}
+    trainer = {"accelerator": "cpu", "devices": 2, "strategy": "ddp"}
+    plan = Plan(method="mfvi", task="split_digits", preset="smoke", trainer=trainer)
+    fingerprint = runner._fingerprint(runner._job(plan)) | {"threads": 1}
     (path.parent / "unfinished.json").write_text(json.dumps(fingerprint, indent=2, sort_keys=True))
     again = toys.call(command, tmp_path)
     assert again.returncode == 0, again.stderr

@@ -1,6 +1,5 @@
 """Sweeps: what a grid means, and that whatever happens to one cell the others go on."""
 
-import functools
 import re
 import textwrap
 from pathlib import Path
@@ -12,18 +11,20 @@ import yaml
 from tunables import BEGUN
 
 import bench
-from bench import cli, records, runner, sweep
+from bench import cli, records, registry, runner, sweep
+from bench.engine import TrainerOptions
 from bench.errors import DataError, OutputError, UsageError
-from bench.sweep import Cell, cells, run_cell
+from bench.plan import Plan
+from bench.settings import build
+from bench.sweep import cells, run_cell
 
 METHOD, TASK = "tunables:Obedient", "tunables:Distance"
 GRID = {"methods": METHOD, "tasks": TASK}
 
 
-def cell(**values):
-    """A cell of the grid."""
-    defaults = {"seed": 0, "preset": "standard", "members": None, "method_settings": {}, "task_settings": {}}
-    return Cell(METHOD, TASK, **defaults | values)
+def cell(method=METHOD, task=TASK, **values):
+    """A cell of a grid."""
+    return build(Plan, {"method": method, "task": task, **values})
 
 
 @pytest.fixture
@@ -65,15 +66,27 @@ def test_cells_are_the_product_of_all_lists_with_seeds_innermost():
     assert len(found) == 2**7
     assert len({repr(c) for c in found}) == 2**7
     assert found[:3] == [
-        Cell("a", "t", 3, "smoke", None, {"x": 1, "y": 3}, {"z": 4}),
-        Cell("a", "t", 1, "smoke", None, {"x": 1, "y": 3}, {"z": 4}),
-        Cell("a", "t", 3, "smoke", None, {"x": 1, "y": 3}, {"z": 5}),
+        cell("a", "t", seed=3, preset="smoke", method_settings={"x": 1, "y": 3}, task_settings={"z": 4}),
+        cell("a", "t", seed=1, preset="smoke", method_settings={"x": 1, "y": 3}, task_settings={"z": 4}),
+        cell("a", "t", seed=3, preset="smoke", method_settings={"x": 1, "y": 3}, task_settings={"z": 5}),
     ]
-    assert found[-1] == Cell("b", "u", 1, "paper", 2, {"x": 2, "y": 3}, {"z": 5})
+    last = {"method_settings": {"x": 2, "y": 3}, "task_settings": {"z": 5}}
+    assert found[-1] == cell("b", "u", seed=1, preset="paper", members=2, **last)
 
 
 def test_single_values_stand_for_lists_and_the_rest_has_defaults():
-    assert cells({"methods": "a", "tasks": "t"}) == [Cell("a", "t", 0, "standard", None, {}, {})]
+    assert cells({"methods": "a", "tasks": "t"}) == [cell("a", "t")]
+
+
+def test_values_of_a_grid_keep_their_kind():
+    values = [1, 1.0, True, "1", "1e-3", None]
+    found = cells({"methods": "a", "tasks": "t", "method": {"x": values}})
+    assert [repr(c.method_settings["x"]) for c in found] == [repr(value) for value in values]
+
+
+def test_what_all_cells_have_in_common_is_part_of_each(tmp_path):
+    found = cells([GRID, GRID | {"seeds": 1}], out=tmp_path, threads=2, force=True)
+    assert [(c.seed, c.out, c.threads, c.force) for c in found] == [(s, tmp_path, 2, True) for s in (0, 1)]
 
 
 def test_blocks_are_joined_and_no_cell_runs_twice():
@@ -235,16 +248,16 @@ def test_failed_cell_runs_again_by_force_and_others_stay(call, monkeypatch):
 
 def test_run_of_a_preset_that_has_changed_since_is_no_run_of_this_cell(tmp_path, monkeypatch):
     """A bare name stands for what `standard` is at the time."""
-    run_cell(cell(), out=tmp_path)
+    run_cell(cell(out=tmp_path))
     monkeypatch.setattr(
-        sweep.registry,
+        registry,
         "preset_values",
         lambda m, t, preset: ({"size": 7}, {}, "tuned"),
     )
-    outcome = run_cell(cell(), out=tmp_path)
+    outcome = run_cell(cell(out=tmp_path))
     assert outcome.status == "refused"
     assert "standard-seed0 holds a run with other settings; --force replaces it" in str(outcome.refusal)
-    outcome = run_cell(cell(), out=tmp_path, force=True)
+    outcome = run_cell(cell(out=tmp_path, force=True))
     assert (outcome.status, outcome.record.method.settings["size"]) == ("completed", 7)
 
 
@@ -262,7 +275,7 @@ def test_ctrl_c_stops_and_the_same_command_goes_on(call, monkeypatch):
 
 def test_stopped_cell_goes_on_where_it_stopped(tmp_path, monkeypatch):
     """The cell's own unfinished run: fits that are finished are found again."""
-    few = functools.partial(Cell, "map", "toys:OwnTask", 0, "standard", None, {}, {})
+    few = cell("map", "toys:OwnTask", out=tmp_path)
     epochs = []
 
     def stop(event, values):
@@ -270,8 +283,8 @@ def test_stopped_cell_goes_on_where_it_stopped(tmp_path, monkeypatch):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_cell(few(), out=tmp_path, observers=(stop,))
-    outcome = run_cell(few(), out=tmp_path, observers=(lambda event, _: epochs.append(event),))
+        run_cell(few, observers=(stop,))
+    outcome = run_cell(few, observers=(lambda event, _: epochs.append(event),))
     assert outcome.status == "completed"
     assert epochs.count("epoch") == 2
 
@@ -281,16 +294,16 @@ def test_missing_data_is_a_row_and_a_full_disk_the_end(tmp_path, monkeypatch):
         raise DataError("the data are not here")
 
     monkeypatch.setattr(tunables.Distance, "data_digest", missing)
-    assert str(run_cell(cell(), out=tmp_path).refusal) == "the data are not here"
+    assert str(run_cell(cell(out=tmp_path)).refusal) == "the data are not here"
     monkeypatch.undo()
     with pytest.raises(OutputError, match="cannot write /proc/runs"):
-        run_cell(cell(), out="/proc/runs")
+        run_cell(cell(out="/proc/runs"))
 
 
 def test_damaged_record_is_a_row(tmp_path):
-    outcome = run_cell(cell(), out=tmp_path)
+    outcome = run_cell(cell(out=tmp_path))
     (outcome.directory / "record.json").write_text("{}")
-    again = run_cell(cell(), out=tmp_path)
+    again = run_cell(cell(out=tmp_path))
     assert "is no record of schema" in str(again.refusal)
 
 
@@ -299,11 +312,11 @@ def test_cell_takes_one_device(tmp_path, monkeypatch, gpus, devices):
     """Several processes would each be a whole sweep."""
     taken = []
 
-    def run(*_, trainer, **__):
-        taken.append(runner.TrainerOptions(**trainer or {}).devices)
+    def execute(plan, observers):
+        taken.append(TrainerOptions(**plan.trainer).devices)
         raise UsageError("enough")
 
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(runner, "run", run)
-    run_cell(cell(), out=tmp_path)
+    monkeypatch.setattr(runner, "execute", execute)
+    run_cell(cell(out=tmp_path))
     assert taken == [devices]

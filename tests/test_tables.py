@@ -14,7 +14,7 @@ import generated
 import numpy as np
 import pytest
 
-from bench import cli, data, tables
+from bench import cli, data, places, tables
 from bench.errors import DataError, UsageError
 
 PUBLIC = [name for name, source in tables.SOURCES.items() if source.folder]
@@ -25,7 +25,7 @@ FETCHED = [name for name, source in tables.SOURCES.items() if source.archive_id]
 @pytest.fixture(autouse=True)
 def empty(monkeypatch, tmp_path):
     """Empty places of the search, no package of the archive."""
-    monkeypatch.setattr(data, "CACHE_ROOT", tmp_path / "cache")
+    monkeypatch.setattr(places, "CACHE_ROOT", tmp_path / "cache")
     monkeypatch.delenv("BENCH_DATA", raising=False)
     monkeypatch.setitem(sys.modules, "ucimlrepo", None)
 
@@ -345,7 +345,7 @@ def archive(monkeypatch):
 
     def fetch_ucirepo(id):
         asked.append(id)
-        assert socket.getdefaulttimeout() == data.ANSWER_SECONDS
+        assert socket.getdefaulttimeout() == places.ANSWER_SECONDS
         name = next(name for name in FETCHED if tables.SOURCES[name].archive_id == id)
         inputs, target = generated.table(name)
         features = Frame({f"input {c}": column for c, column in enumerate(inputs.T)})
@@ -365,7 +365,7 @@ def archive(monkeypatch):
     module = types.ModuleType("ucimlrepo")
     module.fetch_ucirepo = fetch_ucirepo
     monkeypatch.setitem(sys.modules, "ucimlrepo", module)
-    monkeypatch.setattr(data, "await_answer", lambda urls: None)
+    monkeypatch.setattr(places, "await_answer", lambda urls: None)
     return types.SimpleNamespace(asked=asked, module=module)
 
 
@@ -420,7 +420,7 @@ def test_unreachable_archive_is_one_line(archive, monkeypatch):
     def silent(urls):
         raise OSError(f"no answer from {urls[0]}")
 
-    monkeypatch.setattr(data, "await_answer", silent)
+    monkeypatch.setattr(places, "await_answer", silent)
     with pytest.raises(DataError, match=r"the download failed: no answer from https://archive.ics.uci.edu"):
         tables.load("yacht")
 
@@ -472,7 +472,7 @@ def call(capsys, *arguments):
 
 
 def test_bench_data_knows_the_tables(capsys, tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "SYSTEM_ROOT", tmp_path / "system")
+    monkeypatch.setattr(places, "SYSTEM_ROOT", tmp_path / "system")
     folder = generated.write_public(tmp_path / "d", "yacht")
     where = ("--data-dir", str(tmp_path / "d"))
     code, out, err = call(capsys, "data", "list", *where)

@@ -16,8 +16,10 @@ import tunables
 from tunables import BEGUN
 
 import bench
-from bench import cli, records, registry, tune
+from bench import cli, files, records, registry, tune
 from bench.errors import DataError, UsageError
+from bench.plan import Plan
+from bench.settings import build
 
 METHOD, TASK = "tunables:Obedient", "tunables:Distance"
 CLOSEST = {"learning_rate": (1e-4, 1.0, "log"), "size": (1, 9, "linear")}
@@ -32,9 +34,15 @@ def folders(tmp_path, monkeypatch):
     BEGUN.clear()
 
 
-def search(budget=4, method=METHOD, task=TASK, **options):
+def unwatched(title):
+    """Nobody looks at a run."""
+    return tune.nullcontext(lambda *_: None)
+
+
+def search(budget=4, method=METHOD, task=TASK, watch=unwatched, **options):
     """A search."""
-    return tune.tune(method, task, budget, to=registry.TUNED, **options)
+    plan = build(Plan, {"method": method, "task": task, **options})
+    return tune.tune(plan, budget, registry.TUNED, watch)
 
 
 @pytest.fixture
@@ -111,7 +119,7 @@ def test_rounding_does_not_leave_the_range(range_, end):
         ({"size": (False, True, "linear")}, "must be (low"),
         ({"size": []}, "must be (low"),
         ({"size": 3}, "must be (low"),
-        ({"size": [1, 0]}, "SEARCH of tunables:Obedient: --method.size 0: should be greater"),
+        ({"size": [1, 0]}, "SEARCH of tunables:Obedient: --method.size 0: must be 1 or more"),
         ({"learning_rate": (0.0, 1.0, "linear")}, "--method.learning_rate 0.0: should be greater than 0"),
         ({"speed": [1]}, "SEARCH of tunables:Obedient: --method.speed 1: "),
     ],
@@ -336,6 +344,15 @@ def test_unequal_budgets_on_a_task_are_told_in_one_line(call):
     assert "warning" not in call("tune", METHOD, TASK, "--budget", 4)[2]
 
 
+@pytest.mark.parametrize(
+    "options", [{"members": 2}, {"method_settings": {"size": 3}}, {"task_settings": {"epochs": 3}}]
+)
+def test_search_of_given_settings_or_members_is_refused(options):
+    with pytest.raises(UsageError, match="a search chooses the settings itself"):
+        search(**options)
+    assert BEGUN == []
+
+
 # ---- the command
 
 
@@ -418,7 +435,7 @@ def tuned():
     """Tuned settings of mfvi on split_digits."""
     path = registry.tuned_path("mfvi", "split_digits", registry.TUNED)
     chosen = {**vars(registry.method("mfvi").cls.settings_class()), "learning_rate": 0.02, "train_samples": 2}
-    records.write(path, json.dumps({"chosen": chosen}).encode())
+    files.write(path, json.dumps({"chosen": chosen}).encode())
     return path
 
 
@@ -518,7 +535,7 @@ def test_table_of_the_documentation(monkeypatch):
     )
     assert "closeness, higher" in lines[-2]
     other = same.model_copy(update={"method": "other", "task": TASK, "budget": 9})
-    records.write(registry.tuned_path("other", TASK, registry.TUNED), other.model_dump_json().encode())
+    files.write(registry.tuned_path("other", TASK, registry.TUNED), other.model_dump_json().encode())
     lines = generate.tuning().splitlines()
     assert ["(not comparable)" in line for line in lines[2:]] == [False, True, True]
 

@@ -9,7 +9,7 @@ import torch
 from scipy.stats import norm
 
 import bench
-from bench import data, registry, tables
+from bench import data, places, registry, tables
 from bench.contract import Undefined
 from bench.engine import Engine, TrainerOptions
 from bench.errors import DataError, UsageError
@@ -363,7 +363,7 @@ def test_stopped_run_goes_on_at_the_split_where_it_stopped(tmp_path):
 
 
 def test_missing_table_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(data, "CACHE_ROOT", tmp_path)
+    monkeypatch.setattr(places, "CACHE_ROOT", tmp_path)
     monkeypatch.delenv("BENCH_DATA", raising=False)
     with pytest.raises(
         DataError, match=r"boston not found in .*bostonHousing/data/ of the public UCI splits"

@@ -133,12 +133,13 @@ def record(arguments: list[str]) -> None:
 
 def reference(arguments: list[str]) -> None:
     """Copies predictions of runs to the references."""
-    from bench.studies.references import FOLDER, add
+    from bench.leaderboard.references import add
+    from bench.studies.references import FOLDER
 
     parser = Parser("bench reference", description="Make runs of a sampler the reference of their task.")
     parser.add_argument("action", type=Literal["add"], help="add copies predictions to the references")
     parser.add_argument(
-        "RUN", nargs="+", type=str, help="directory of a run of hmc that mixed, fit to be a record"
+        "RUN", nargs="+", type=str, help="directory of a run that mixed, of a method that provides invariant"
     )
     parser.add_argument("--to", type=str, default=str(FOLDER), help="folder of the references")
     parser.add_argument("--force", action="store_true", help="replace an older reference of the same target")

@@ -127,6 +127,6 @@ def run(arguments: list[str]) -> None:
             force=chosen.force,
             observers=(observer,),
         )
-    if done.record is not None:
+    if done.is_first_process:
         print_record(done.directory, errors)
         output.print(str(done.directory), soft_wrap=True)

@@ -32,9 +32,8 @@ def sweep(arguments: list[str]) -> int:
         help="run failed cells again, and replace finished runs whose preset has changed since",
     )
     chosen = parser.parse_args(arguments)
-    if chosen.threads is not None and chosen.threads < 1:
-        raise UsageError(f"--threads {chosen.threads}: must be 1 or more")
-    cells = read(Path(chosen.grid))
+    common = {name: chosen[name] for name in ("out", "data_dir", "threads", "force")}
+    cells = read(Path(chosen.grid), **common)
     for cell in cells:  # what can be refused is told before hours are spent on the others
         try:
             cell.choice()
@@ -43,16 +42,7 @@ def sweep(arguments: list[str]) -> int:
     outcomes = []
     for number, cell in enumerate(cells, 1):
         with shown(errors, f"{number} of {len(cells)}: {cell}") as observer:
-            outcomes.append(
-                run_cell(
-                    cell,
-                    out=chosen.out,
-                    data_dir=chosen.data_dir,
-                    threads=chosen.threads,
-                    force=chosen.force,
-                    observers=(observer,),
-                )
-            )
+            outcomes.append(run_cell(cell, (observer,)))
     table = Table(title=f"{len(cells)} cells", title_justify="left")
     for column in ("cell", "preset", "status", "main metric", "value"):
         table.add_column(column, overflow="fold")
@@ -78,7 +68,9 @@ def tune(arguments: list[str]) -> None:
     """Chooses settings by validation data, within a budget."""
     from functools import partial
 
+    from bench.plan import Plan
     from bench.progress import shown
+    from bench.settings import build
     from bench.tune import tune as search
     from bench.tune import unequal_budgets
 
@@ -111,11 +103,12 @@ def tune(arguments: list[str]) -> None:
     )
     chosen = parser.parse_args(arguments)
     registry.method(chosen.METHOD), registry.task(chosen.TASK)  # before a warning that speaks of them
-    options = {k: v for k, v in vars(chosen).items() if k not in ("METHOD", "TASK", "budget")}
+    options = {name: chosen[name] for name in ("seed", "preset", "out", "data_dir", "threads", "force")}
+    plan = build(Plan, {"method": chosen.METHOD, "task": chosen.TASK, **options})
     unequal = unequal_budgets(chosen.METHOD, chosen.TASK, chosen.budget, Path(chosen.to))
     if unequal and chosen.preset != "smoke":
         errors.print(f"bench: warning: {unequal}", soft_wrap=True)
-    result = search(chosen.METHOD, chosen.TASK, chosen.budget, **options, watch=partial(shown, errors))
+    result = search(plan, chosen.budget, Path(chosen.to), partial(shown, errors))
     criterion = result.criterion
     direction = "higher" if criterion.higher_is_better else "lower"
     title = f"{result.method} on {result.task}: {criterion.metric} on validation data, {direction} is better"

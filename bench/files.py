@@ -1,0 +1,77 @@
+"""Files that are there whole or not at all, and folders in which one process at a time writes.
+
+A process that is killed leaves no half-written file under its final name, and no lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import filelock
+
+from bench.errors import OutputError, UsageError
+
+LOCK = ".lock"
+"""Name of the file in a folder that one process has to itself, while it has it."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns what the system says of a failed write into one line that names the file.
+
+    Raises:
+        OutputError: In place of an OSError inside the block (a full disk, no permission).
+    """
+    try:
+        yield
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+def write(path: Path, content: bytes) -> None:
+    """Writes a file in one step: a temporary file beside it, then a rename; makes the folders above it.
+
+    Raises:
+        OutputError: If it cannot be written; an older file of that name is then as it was.
+    """
+    partial = path.with_name(f".{path.name}.writing")
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with partial.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(partial, path)
+        except OSError:
+            partial.unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keeps every other process out of a folder, which is made if it is not there.
+
+    The system gives the lock back when the process ends, however it ends.
+
+    Raises:
+        OutputError: If nothing can be written there.
+        UsageError: If another process has the folder.
+    """
+    lock = filelock.FileLock(folder / LOCK, timeout=0)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except filelock.Timeout:
+        raise UsageError(f"{folder} is being written by another process") from None
+    except OSError as error:
+        raise OutputError(f"cannot write {folder}: {error.strerror}; choose another --out") from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows removes no open file; there the lock's own release does
+            (folder / LOCK).unlink()
+        lock.release()

@@ -1,0 +1,74 @@
+"""Plans: plain values, checked when made, and a command line that asks for the same run."""
+
+import shlex
+from dataclasses import asdict
+
+import pytest
+
+from bench import cli, runner
+from bench.errors import UsageError
+from bench.plan import Plan
+from bench.settings import build
+
+FULL = {
+    "preset": "smoke",
+    "seed": 3,
+    "members": 2,
+    "method_settings": {"learning_rate": 0.01, "train_samples": 4},
+    "task_settings": {"batch_size": None, "epochs": 2},
+}
+
+
+def plan(**values):
+    """A plan for mfvi on split_digits."""
+    return build(Plan, {"method": "mfvi", "task": "split_digits", **values})
+
+
+def test_names_alone_are_the_preset_standard_under_seed_0():
+    assert plan().command == "bench run mfvi split_digits --seed 0"
+    assert str(plan()) == "mfvi split_digits seed 0"
+    assert plan().choice().directory(0).parts == ("split_digits", "mfvi", "standard-seed0")
+
+
+@pytest.mark.parametrize("values", [{}, FULL])
+def test_command_line_makes_the_same_plan(monkeypatch, values):
+    """What a record gives as its command is read back by the command line as the plan that it came from."""
+    seen = []
+
+    def execute(plan, observers):
+        seen.append(plan)
+        raise UsageError("enough")
+
+    monkeypatch.setattr(runner, "execute", execute)
+    _, *arguments = shlex.split(plan(**values).command)
+    assert cli.main(arguments) == UsageError.exit_code
+    (read,) = seen
+    assert read.choice() == plan(**values).choice()
+    assert {**asdict(read), "trainer": {}} == asdict(plan(**values))
+
+
+def test_plans_are_data():
+    """Equal if their values are, not to be changed, and made again of their values."""
+    assert plan(**FULL) == plan(**FULL) != plan(**FULL | {"seed": 4})
+    with pytest.raises(AttributeError):
+        plan().seed = 1
+    assert build(Plan, asdict(plan(**FULL))) == plan(**FULL)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"seed": -1}, "--seed -1: must be 0 or more"),
+        ({"seed": 0.5}, "--seed 0.5: should be a valid integer"),
+        ({"members": 0}, "--members 0: must be 1 or more"),
+        ({"threads": 0}, "--threads 0: must be 1 or more"),
+        ({"wandb": "on"}, "--wandb on: should be 'off', 'offline' or 'online'"),
+        ({"method_settings": [1]}, r"--method-settings \[1\]: should be a valid dictionary"),
+        ({"data_dir": 3}, "--data-dir 3: should be a valid string"),
+        ({"sed": 1}, "--sed 1: Unexpected keyword argument"),
+    ],
+)
+def test_wrong_value_is_one_line_that_names_the_flag(values, message):
+    with pytest.raises(UsageError, match=f"^{message}") as caught:
+        plan(**values)
+    assert "\n" not in str(caught.value)
