@@ -74,7 +74,9 @@ def _compare(
 
 
 def learning_charts(lines: Mapping[str, Sequence[Learning]], notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Test NLL, accuracy and overfitting bias against M: thesis 004, Figs 5.5, 5.6, 5.9 and C.3 to C.7.
+    """Test NLL, accuracy and overfitting bias against M.
+
+    After Farquhar 2022 (docs/sources.md), Figs 5.5, 5.6, 5.9 and C.3 to C.7.
 
     The first panel compares the lines under R~ and LURE; then each has its own with all objectives. A single
     trajectory has no band.
@@ -110,7 +112,7 @@ def learning_charts(lines: Mapping[str, Sequence[Learning]], notes: Sequence[str
 
 
 def error_charts(lines: Mapping[str, Sequence[Models]], notes: Sequence[str] = ()) -> dict[str, Any]:
-    """Errors of risk estimates against M: thesis 004, Fig. 5.7 (full), Figs 5.8b, 5.8c and C.1b (small).
+    """Errors of risk estimates against M: Farquhar 2022, Fig. 5.7 (full), Figs 5.8b, 5.8c and C.1b (small).
 
     Args:
         lines: Line -> its runs, whose trajectories are pooled.

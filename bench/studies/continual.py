@@ -132,7 +132,7 @@ def sequence(
 ) -> Iterator[tuple[int, Problem, Method]]:
     """Fits step after step, each from the last fit, with the last posterior as prior.
 
-    The epochs of the second keep the gradient norms of thesis 004, Fig. 5.1.
+    The epochs of the second keep the gradient norms of Farquhar 2022 (docs/sources.md), Fig. 5.1.
 
     Args:
         engine: Fits them.
@@ -282,7 +282,7 @@ class ContinualTask(Task):
 
 
 def accuracies(runs: Sequence[FinishedRun]) -> Any:
-    """Accuracy on what was seen so far against the step, as in thesis 004, Figs 5.2 and 5.3.
+    """Accuracy on what was seen so far against the step, as in Farquhar 2022, Figs 5.2 and 5.3.
 
     A panel per task, a line per method and variant, a band of one standard deviation over its seeds.
     """
@@ -299,7 +299,7 @@ def accuracies(runs: Sequence[FinishedRun]) -> Any:
 
 
 def gradients(runs: Sequence[FinishedRun]) -> Any | None:
-    """What pulled at the last layer in every epoch of step 2, as in thesis 004, Fig. 5.1.
+    """What pulled at the last layer in every epoch of step 2, as in Farquhar 2022, Fig. 5.1.
 
     The prior term has no gradient where the second fit starts, at the optimum of that term, for the methods
     whose posterior is their next prior; so the share begins there at 0.

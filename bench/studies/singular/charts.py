@@ -1,4 +1,7 @@
-"""Figures of singular models: what the next observation will be (000, Figs 1 and 2), and Psi against n."""
+"""Figures of singular models: what the next observation will be, and Psi against n.
+
+The former are Figs 1 and 2 of "Variational Inference via Resolution of Singularities" 2022 (docs/sources.md).
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ def predictive_chart(functions: np.ndarray, truth: np.ndarray, title: str) -> An
 
 
 def predictive_charts(runs: Iterable[Run]) -> dict[str, Any]:
-    """What the next observation will be, 5 to 95%, against the truth: 000, Figs 1 and 2; a panel per method.
+    """The 5 to 95% band of the next observation, and the truth's: Figs 1 and 2, a panel per method.
 
     Of the first repetition that converged, of runs that keep functions.
     """

@@ -1,6 +1,6 @@
-"""What section 7 of document 000 claims of its tables, on its own numbers and on runs of ours; slopes of Psi.
+"""What section 7 of the paper claims of its tables, on its own numbers and on runs of ours; slopes of Psi.
 
-A difference is paired over the data sets that both methods hold, told by their digests, else Welch's.
+The paper is "Variational Inference via Resolution of Singularities" 2022 (docs/sources.md). A difference is paired over the data sets that both methods hold, told by their digests, else Welch's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FAR_MEAN = 5.0
 
 
 class Claim(NamedTuple):
-    """A claim of 000, section 7, on one pair of methods whose sources have the same mean.
+    """A claim of section 7 of the paper on one pair of methods whose sources have the same mean.
 
     Attributes:
         what: LEARNED or FAR.

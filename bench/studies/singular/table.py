@@ -1,7 +1,9 @@
-"""Runs of singular models as rows beside Tables 2 to 4 of document 000.
+"""Runs of singular models as rows beside Tables 2 to 4 of the paper.
+
+The paper is "Variational Inference via Resolution of Singularities" 2022 (docs/sources.md).
 
 Shapes: R repetitions (data sets), S draws of the weights, X inputs. Psi, in nats, is a lower bound of the
-normalised log evidence (000, eq. 2). As in the document, mean and sd are over the repetitions that converged.
+normalised log evidence (eq. 2 of the paper). As there, mean and sd are over the repetitions that converged.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from bench.errors import UsageError
 from bench.intervals import Moments
 
 NUM_TRAIN, EPOCHS = 5000, 2000
-"""Of every published row (000, section 7)."""
+"""Of every published row (section 7 of the paper)."""
 
 
 class Triplet(NamedTuple):
@@ -37,7 +39,7 @@ class Triplet(NamedTuple):
 
 
 class Published(NamedTuple):
-    """A row of a table of document 000; `sd` is None where it prints NaN."""
+    """A row of a table of the paper; `sd` is None where it prints NaN."""
 
     table: int
     triplet: Triplet
@@ -93,7 +95,8 @@ class Run(NamedTuple):
         psis: [R] float64, nats; NaN where the repetition did not converge.
         digests: [R, 32] uint8, of the data sets.
         leading_term: -lambda log n + (m - 1) log log n, nats; None where lambda is not known.
-        generalisation: Error of the predictive in nats (002, appendix E) and its standard error, or None.
+        generalisation: Error of the predictive in nats (appendix E of the paper) and its standard error, or
+            None.
         functions: [S, X] draws of f on the task's grid; None but for the tanh network.
     """
 
@@ -206,12 +209,12 @@ HEADER = [
 
 
 def rows(runs: Iterable[Run]) -> list[list[str]]:
-    """Rows under HEADER, in the order of the document; runs that it does not have come last."""
+    """Rows under HEADER, in the order of the paper; runs that it does not have come last."""
     return [_cells(line(run)) for run in sorted(runs, key=place)]
 
 
 def place(run: Run) -> tuple[Any, ...]:
-    """Sorts runs in the order of the document; runs that it does not have come last."""
+    """Sorts runs in the order of the paper; runs that it does not have come last."""
     name = parsed(run.method)
     places = (i for i, p in enumerate(published()) if p.triplet == run.triplet and parsed(p.method) == name)
     return next(places, len(published())), str(run.triplet), run.num_train, run.method, run.preset, run.seed

@@ -3,7 +3,8 @@
 The log evidence of n observations has the leading terms -lambda log n + (m - 1) log log n, with the learning
 coefficient lambda and its multiplicity m.
 
-Source: document 002, Table 1; Aoyagi and Watanabe 2012 (tanh) and 2005 (reduced rank).
+Source: the paper "Variational Inference via Resolution of Singularities" 2022 (docs/sources.md), Table 1;
+Aoyagi and Watanabe 2012 (tanh) and 2005 (reduced rank).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import math
 def rlct_tanh(hidden: int) -> tuple[float, int]:
     """Learning coefficient and multiplicity of H tanh units on one input where the true weights are 0.
 
-    With i = floor(sqrt(H)): (H + i^2 + i) / (4 i + 2), and 2 if i^2 = H, else 1 (002, Table 1).
+    With i = floor(sqrt(H)): (H + i^2 + i) / (4 i + 2), and 2 if i^2 = H, else 1 (Table 1 of the paper).
     """
     i = math.isqrt(hidden)
     return (hidden + i * i + i) / (4 * i + 2), 2 if i * i == hidden else 1
@@ -23,7 +24,7 @@ def rlct_tanh(hidden: int) -> tuple[float, int]:
 def rlct_reduced_rank(inputs: int, outputs: int, hidden: int, rank: int) -> tuple[float, int]:
     """Learning coefficient and multiplicity of y = B A x, A `[hidden, inputs]`, B `[outputs, hidden]`.
 
-    The truth B0 A0 has the given rank (002, Table 1; Aoyagi and Watanabe 2005).
+    The truth B0 A0 has the given rank (Table 1 of the paper; Aoyagi and Watanabe 2005).
     """
     m, n, h, r = inputs, outputs, hidden, rank
     if m + h < n + r:
