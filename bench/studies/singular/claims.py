@@ -1,6 +1,7 @@
 """What section 7 of the paper claims of its tables, on its own numbers and on runs of ours; slopes of Psi.
 
-The paper is "Variational Inference via Resolution of Singularities" 2022 (docs/sources.md). A difference is paired over the data sets that both methods hold, told by their digests, else Welch's.
+The paper is "Variational Inference via Resolution of Singularities" 2022 (docs/sources.md). A difference is
+paired over the data sets that both methods hold, told by their digests, else Welch's.
 """
 
 from __future__ import annotations
