@@ -74,7 +74,7 @@ class Settings:
     elbo_samples: Several = 30
     """Draws per component, at least 2, behind every estimate of the ELBO over the full training set."""
     prior: Literal["task", "nn4post"] = "task"
-    """The first prior: the task's, or an improper one, flat on biases, which leaves no ELBO."""
+    """The first prior: the task's, or the improper one of nn4post, flat on biases; it leaves no ELBO."""
 
 
 class MeanSquare(Distribution):
