@@ -50,6 +50,8 @@ CAPABILITIES = {
     "sequential": "as_prior() turns the posterior into the next prior",
     "weighted": "example weights multiply the log likelihood",
     "loss_terms": "likelihood and prior term of a batch, in nats",
+    "exact_when_linear": "the fit is the posterior where the network is linear, noise and prior normal",
+    "invariant": "the draws leave the posterior invariant: exact but for their finite number",
 }
 
 
@@ -461,6 +463,15 @@ class Task(ABC):
     @abstractmethod
     def data_digest(self) -> str:
         """SHA-256 over the arrays that the task uses."""
+
+    def own_data(self, part: str) -> tuple[Any, Any]:
+        """Inputs and targets `[N, ...]` of a part, for a task whose data are not from `bench.data` or tables.
+
+        Such a task overrides this method and has data from nowhere else. `run` may use the parts `train`,
+        `val` and `pool` as it likes; every other part, such as `test`, is held out. The laws of tasks change
+        what this method returns.
+        """
+        raise AttributeError(f"{type(self).__name__} has no data of its own")
 
     @abstractmethod
     def problem(self) -> Problem:

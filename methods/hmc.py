@@ -85,7 +85,7 @@ class HMC(Method):
 
     settings_class = Settings
     approximates = "the posterior by draws of Markov chains that leave it invariant"
-    provides = frozenset({"weight_samples", "moments", "weighted"})
+    provides = frozenset({"weight_samples", "moments", "weighted", "invariant"})
     settings: Settings
     positions: Tensor  # [C, d], where the chains are
     draws: Tensor  # [C, kept, d]

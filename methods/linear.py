@@ -44,7 +44,9 @@ class Linear(Method):
 
     settings_class = Settings
     approximates = "nothing: the exact posterior of a model that is linear in its weights"
-    provides = frozenset({"weight_samples", "density", "moments", "sequential", "weighted"})
+    provides = frozenset(
+        {"weight_samples", "density", "moments", "sequential", "weighted", "exact_when_linear"}
+    )
     trains = False
     reweights = True
     settings: Settings

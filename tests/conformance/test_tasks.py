@@ -257,42 +257,6 @@ def test_score_depends_on_the_targets(name, runs):
         assert task.score(arrays | {key: moved}) != score, key
 
 
-OWN_LAW = "def test_run_cannot_reach_the_test_targets("
-"""What the test of a task whose data are not from `bench.data` must hold: the law below, for its own data."""
-
-
-@every_task
-def test_run_cannot_reach_the_targets(name, runs, monkeypatch, tmp_path):
-    """Other test labels change no array of the run; that it does without `targets` the runner sees to."""
-    load, loaded = data.load, []
-
-    def load_with_other_labels(*arguments):
-        images = load(*arguments)
-        loaded.append(arguments)
-        order = torch.randperm(len(images.test_labels), generator=torch.Generator().manual_seed(0))
-        return replace(images, test_labels=images.test_labels[order])
-
-    monkeypatch.setattr(data, "load", load_with_other_labels)
-    targets = make(name).targets()
-    if not loaded:
-        own = Path(__file__).parent.parent / f"test_{registry.task(name).file}.py"
-        assert OWN_LAW in own.read_text(), f"{own.name} must show that other test targets change no array"
-        return
-    assert array_digest(targets) != array_digest(make_targets(name, load, monkeypatch))
-    other = bench.run(method_for(name), name, preset="smoke", out=tmp_path)
-    arrays, others = (records.read_arrays(directory) for directory in (runs(name).directory, other.directory))
-    assert array_digest(others) != array_digest(arrays)
-    for key in arrays.keys() - targets.keys():
-        assert np.array_equal(others[key], arrays[key]), key
-
-
-def make_targets(name, load, monkeypatch):
-    """The true targets of a task."""
-    with monkeypatch.context() as patch:
-        patch.setattr(data, "load", load)
-        return make(name).targets()
-
-
 def test_law_catches_a_run_that_reads_the_targets(tmp_path):
     """Negative control: such a task fails under the runner."""
     with pytest.raises(BenchError, match="the targets of a task are not to be read by its run"):
