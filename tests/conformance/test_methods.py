@@ -296,3 +296,9 @@ def test_moments_are_those_of_the_samples(case):
 def test_posterior_becomes_the_prior(case):
     """A posterior serves as the next prior, and stays what it was."""
     laws.posterior_becomes_the_prior(case)
+
+
+@cases("linear", where=lambda entry: {"exact_when_linear", "invariant"} & entry.provides)
+def test_draws_are_of_the_exact_posterior(case):
+    """Mean and covariance are the exact posterior's where it is known; false alarm 1e-4."""
+    laws.draws_are_of_the_exact_posterior(case)
