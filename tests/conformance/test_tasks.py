@@ -80,8 +80,15 @@ def make(name, **values):
 
 
 def method_for(name):
-    """The dearest of the first methods that can do what the task needs."""
-    return "radial" if make(name).spec.requires <= registry.method("radial").provides else "map"
+    """The dearest of the first methods that can do what the task needs; of tasks alike, for one of them.
+
+    Alike are the names of one file on images that are not in the package: data sets of one size.
+    """
+    alike = [
+        n for n, e in registry.tasks().items() if e.file == registry.task(name).file and not is_embedded(n)
+    ]
+    able = make(name).spec.requires <= registry.method("radial").provides
+    return "radial" if able and name not in alike[1:] else "map"
 
 
 class Done(NamedTuple):

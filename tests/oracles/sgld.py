@@ -23,7 +23,7 @@ from bench.settings import Count, Positive, Whole, settings
 from bench.weights import forward, ravel, sampled_outputs, unravel
 
 NAMES: dict[str, dict[str, object]] = {"sgld": {}}
-PRESETS = {"smoke": {"step_size": 0.05, "burn_in": 5, "thinning": 15, "kept": 30}}
+PRESETS = {"smoke": {"burn_in": 5, "thinning": 5, "kept": 20}}
 
 
 @settings
@@ -55,17 +55,13 @@ class SGLD(Method):
         if next(self.likelihood.parameters(), None) is not None:
             raise UsageError("sgld: the likelihood has parameters of its own: pose it with a known sigma")
         self.automatic_optimization = False  # Lightning steps no optimiser: `training_step` moves the weights
-        self.network = problem.network() if start is None else start.network_copy()
+        self.network = problem.network()
+        if start is not None:
+            self.network.load_state_dict(start.network.state_dict())
         size = sum(w.numel() for w in self.network.parameters())
         # Buffers are in every checkpoint, so that a stopped fit goes on with the draws that it has.
         self.register_buffer("draws", torch.zeros(settings.kept, size))
         self.register_buffer("taken", torch.zeros((), dtype=torch.long))
-
-    def network_copy(self) -> torch.nn.Module:
-        """A network with the weights of the chain as it is now."""
-        network = self.problem.network()
-        network.load_state_dict(self.network.state_dict())
-        return network
 
     # ---- sampling
 
