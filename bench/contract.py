@@ -13,39 +13,36 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
+from torch.utils.data import Dataset
 
 from bench.comparison import Comparison, FinishedRun, of_metrics
 from bench.hooks import Hooks
 from bench.predictions import Prediction
-from bench.spec import Metric as Metric  # what a task measures: handed on
+from bench.spec import Metric as Metric
 from bench.spec import Metrics, Row, Spec
 from bench.spec import Undefined as Undefined
 from bench.weights import forward, sampled_outputs
 
-if TYPE_CHECKING:
-    from torch.utils.data import Dataset
-
 Arrays = dict[str, np.ndarray]
-"""Named arrays: what a run leaves behind and all that scoring may look at."""
+"""Named arrays: a run leaves them behind, and scoring may look at nothing else."""
 
 WeightDistribution = Mapping[str, Distribution]
-"""A distribution over weights: parameter name -> distribution whose one event is that whole tensor.
+"""A distribution over weights: parameter name -> distribution whose one event is the whole tensor.
 
-One that couples several tensors stands alone under the key `JOINT`, over the ravelled vector `[d]`
+A distribution that couples several tensors stands alone under the key `JOINT`, over the ravelled vector `[d]`
 (`bench.weights.ravel`). A distribution whose `normalised` attribute is False has no normaliser: a method
 may use it as prior, but the run then has no ELBO.
 """
 
 JOINT = "*"
-
 Prior = Callable[[Mapping[str, Tensor]], WeightDistribution]
-"""Makes the prior for a dictionary of parameters; their shapes and device count, not their values."""
+"""Makes the prior for a dictionary of parameters. It depends on their shapes and device, not their values."""
 
 CAPABILITIES = {
     "weight_samples": "sample_weights(num_samples, generator) draws stacked weights",
@@ -55,7 +52,8 @@ CAPABILITIES = {
     "weighted": "example weights multiply the log likelihood",
     "reweighted": "R weights per example, `[B, R]`, give finish_fit R posteriors at once",
     "loss_terms": "likelihood and prior term of a batch, in nats",
-    "invariant": "draws leave the posterior invariant: the only error left is that of finitely many draws",
+    "exact_when_linear": "the fit is the posterior where the network is linear, noise and prior normal",
+    "invariant": "the draws leave the posterior invariant: exact but for their finite number",
 }
 
 
@@ -71,7 +69,7 @@ class Batch(NamedTuple):
 
 
 class Likelihood(nn.Module, ABC):
-    """How outputs explain a target. Parameters of its own (a learned noise) are trained along."""
+    """How outputs explain a target. Its own parameters (a learned noise) are trained with the method's."""
 
     @abstractmethod
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -107,12 +105,12 @@ class Problem:
 
 @dataclass(frozen=True)
 class Budget:
-    """What every method may spend on one fit; posed by the task.
+    """The most that a method may spend on one fit; the task poses it.
 
-    `batch_size` None means full batch; `patience` stops after that many epochs without a better validation
-    NLL and keeps the best epoch, None trains to the end. Without validation examples the training loss, an
-    estimate of the negative ELBO where there is one, stands in for the NLL. `draws` is the number of examples
-    in an epoch of batches, the data gone over again and again; None is each example once.
+    `batch_size` None means full batch. `patience` ends a fit after so many epochs without a better validation
+    NLL and keeps the best epoch; None trains to the end. Without validation examples the training loss takes
+    the NLL's place. `draws` is the number of examples in an epoch, permutation after permutation of the data;
+    None means each example once.
     """
 
     epochs: int
@@ -124,7 +122,7 @@ class Budget:
 # ------------------------------------------------------------------------------------------------- methods
 
 Noise = dict[str, Tensor]
-"""All randomness of one loss, each tensor stacked `[S, ...]`: sample s uses the entries at s."""
+"""All randomness of one loss, tensors `[S, ...]`. Sample s uses entry s of every tensor."""
 
 
 class Method(Hooks, ABC):
@@ -133,14 +131,14 @@ class Method(Hooks, ABC):
     A file under `methods/` declares one subclass and `NAMES`, a dictionary from each public name to the
     settings that the name fixes; the word `members` in it makes the name an ensemble of so many independent
     copies. The file may declare `PRESETS` (preset -> settings on every task, other than the defaults),
-    `SEARCH` (setting -> its range in `bench tune`) and `PATTERN`, a regular expression of names that spell
-    out settings, its named groups. The subclass refuses a problem that it cannot infer by a UsageError in
-    `__init__`. A method does not touch Lightning's trainer.
+    `SEARCH` (setting -> its range in `bench tune`) and `PATTERN`, a regular expression for names that spell
+    out settings; its named groups are the settings. A problem that the method cannot infer is refused in
+    `__init__`, by a UsageError. A method does not touch Lightning's trainer.
 
-    Args:
+    Args (of `Hooks`, which keeps them, but for `start`, and makes `likelihood`, `prior` and `generator`):
         problem: What to infer.
         settings: An instance of the subclass's `settings_class`.
-        start: An earlier fitted method of the same kind; carries warm starts and other state forward.
+        start: An earlier fitted method of the same class, from which the fit goes on; None starts afresh.
     """
 
     # Of the class: known without a problem.
@@ -152,8 +150,8 @@ class Method(Hooks, ABC):
     seed_matters: ClassVar[bool] = True
     """False where the fits of equal problems are equal under every seed."""
     fastest: ClassVar[tuple[Literal["compiled", "stacked"], ...]] = ()
-    """How fits are measured faster on a CPU than as written and one after another, the best first: a long
-    fit with `loss_terms` compiled, several fits side by side."""
+    """Ways of training that were measured to be faster on a CPU, the fastest first: a long fit with
+    `loss_terms` compiled; several fits stacked side by side. Empty: one after another, as written."""
 
     # Of one fitted or unfitted instance: may depend on its settings.
     trains: bool = True
@@ -166,24 +164,21 @@ class Method(Hooks, ABC):
     """Why this fit is no posterior: its loss was not finite. `Engine.fit_many` sets it."""
     network: nn.Module
 
-    def __init__(self, problem: Problem, settings: Any, start: Method | None = None) -> None:
-        super().__init__(problem, settings)
-
     # ---- prediction: a method with `weight_samples` has it already
 
     def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
         """Predictions for inputs `[B, ...]`; S = 1 if deterministic, else `num_samples`.
 
-        Equal generator states give equal weight draws whatever the inputs, so that a prediction does not
-        depend on how the inputs are split into batches, nor on train or eval mode. Changes no weight.
+        Equal generator states give equal draws of the weights, whatever the inputs. So a prediction depends
+        neither on how inputs are split into batches, nor on train or eval mode. It changes no weight.
         """
         draws = (self.network, self.sample_weights, inputs, num_samples, generator, self.outputs)
         return self.likelihood.predict(sampled_outputs(*draws))
 
     def outputs(self, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Outputs `[S, B, ...]` for inputs `[B, ...]` under drawn weights `[S, *shape]`: the network's.
+        """Outputs `[S, B, ...]` of the network for inputs `[B, ...]` under drawn weights `[S, *shape]`.
 
-        Or those of the network linearised at its own parameters (`bench.weights.linearised`); no others.
+        Overridden by the network linearised at its own parameters (`bench.weights.linearised`) or not at all.
         """
         return forward(self.network, weights, inputs)
 
@@ -196,25 +191,25 @@ class Method(Hooks, ABC):
     def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
         """Likelihood term and prior term of the negative log joint (or negative ELBO), in nats.
 
-        On the scale of the FULL training set (`bench.energy.likelihood_term` rescales the batch), so that
-        their sum is an unbiased estimate of the same number at every batch size. For given noise the
+        Both are on the scale of the FULL training set; `bench.energy.likelihood_term` rescales the batch.
+        Their sum then estimates the same number, without bias, at every batch size. For given noise the
         gradient with S samples is the mean of the S gradients with one sample each.
         """
         raise self._lacks("loss_terms")
 
     def finish_fit(self, loader: Iterable[Batch]) -> None:
-        """What follows training (a covariance, a generator), or replaces it where `trains` is False."""
+        """The work after training, such as a covariance; where `trains` is False, all of the fit."""
 
     def spends(self, budget: Budget) -> Budget:
-        """What this fit takes of the task's budget: its epochs and `extra_epochs`.
+        """The budget that this fit uses: the task's epochs and `extra_epochs`.
 
-        A sampler takes one full-batch transition per epoch, as many as its settings say.
+        A sampler takes as many epochs as its settings ask for, one full-batch transition each.
         """
         return replace(budget, epochs=budget.epochs + self.extra_epochs)
 
     @property
     def warmup_epochs(self) -> int:
-        """Epochs that leave no posterior yet: early stopping neither counts nor keeps them."""
+        """Epochs after which there is no posterior yet. Early stopping neither counts nor keeps them."""
         return self.extra_epochs
 
     @property
@@ -223,15 +218,15 @@ class Method(Hooks, ABC):
         return 1.0
 
     def make_prior(self, parameters: Mapping[str, Tensor]) -> WeightDistribution:
-        """The prior of this fit, kept as `self.prior`; overridden where settings replace the task's."""
+        """The prior of this fit; `self.prior` keeps it. Overridden where settings replace the task's."""
         return self.problem.prior(parameters)
 
     def diagnostics(self, inputs: Tensor | None = None) -> dict[str, float]:
         """Numbers that tell how far this fit can be trusted, for the record.
 
         Args:
-            inputs: None for those of the fit itself (acceptance, weights of components); inputs `[B, ...]`
-                for those of the predictions there (R-hat), of which the record keeps the largest.
+            inputs: None asks for diagnostics of the fit (acceptance, weights of components), inputs
+                `[B, ...]` for those of the predictions there (R-hat), of which the record keeps the largest.
         """
         return {}
 
@@ -250,7 +245,7 @@ class Method(Hooks, ABC):
     ) -> tuple[dict[str, Tensor], Tensor]:
         """`density`: draws, stacked `[S, *shape]`, and S numbers whose expectation is E log q, in nats.
 
-        The numbers are log densities, or the exact expectation in place of a part of them.
+        The numbers are log densities; a summand whose expectation is known may be replaced by it.
         """
         weights = self.sample_weights(num_samples, generator)
         with torch.no_grad():
@@ -270,7 +265,6 @@ class Method(Hooks, ABC):
 
 # --------------------------------------------------------------------------------------------------- tasks
 
-
 Probe = Callable[[Method, Batch, torch.Generator], dict[str, float]]
 """Measures a method at the start of an epoch: on the same examples, under the same noise every time."""
 
@@ -281,10 +275,9 @@ class Engine(Protocol):
     def fit(
         self, problem: Problem, budget: Budget, start: Method | None = None, probe: Probe | None = None
     ) -> Method:
-        """Fits the run's method to the problem; a stopped run finds finished fits again.
+        """Fits the run's method to the problem; a stopped run that goes on does not repeat a finished fit.
 
-        A fit that diverges ends the run. The numbers of a `probe` join every epoch's history and change no
-        other number.
+        A fit that diverges ends the run. The numbers of a `probe` are added to every epoch's history.
         """
 
     def fit_many(
@@ -292,15 +285,15 @@ class Engine(Protocol):
     ) -> list[Method]:
         """Independent fits of the run's method, one per problem; side by side where that is faster.
 
-        One that diverges leaves a method whose `diverged` says why; to predict with it ends the run.
+        A fit that diverges gives a method whose `diverged` says why. Predicting with it ends the run.
         """
 
     def fit_weighted(self, problem: Problem, weights: Tensor, budget: Budget) -> Method:
         """R fits of one problem that differ in the weights of its examples `[R, N]` alone, as one method.
 
-        It can predict and nothing else: its samples are those of one fit after the other, `[R * S, B, ...]`,
-        all under the same draws. An example of weight 0 is not in that fit's data. The training data must lie
-        in memory; weights that they have are multiplied.
+        The method can only predict. Its samples `[R * S, B, ...]` are the S samples of the first fit, then
+        those of the second, and so on, all under the same draws. A fit does not see examples of weight 0. The
+        training data must lie in memory; weights that they already have multiply these.
         """
 
     def predict(self, method: Method, inputs: Tensor, num_samples: int) -> Prediction:
@@ -310,17 +303,16 @@ class Engine(Protocol):
         """Keeps a number seen during the run (never one computed from test labels)."""
 
     def stage(self, name: str, number: int = 1, of: int = 1) -> None:
-        """Names what follows: a point from which a stopped run resumes."""
+        """Names the fits and predictions that follow; a stopped run goes on from here."""
 
     def once(self, compute: Callable[[], Arrays]) -> Arrays:
-        """What `compute` returns, small arrays, kept: a stopped run reads them and does not compute again.
+        """Calls `compute` and keeps the small arrays that it returns; a run that goes on reads them.
 
-        The fits inside leave no checkpoints, but for the last of the run: what later stages need of a fit is
-        in the arrays.
+        Fits inside leave no checkpoints, except the last of the run. Later stages have the arrays alone.
         """
 
     def generator(self, *purpose: str | int) -> torch.Generator:
-        """Drives what the task itself draws: the same for all methods, another for every seed of a run."""
+        """For random numbers of the task itself: the same for all methods, another for every seed."""
 
 
 class Task(ABC):
@@ -349,6 +341,14 @@ class Task(ABC):
     def data_digest(self) -> str:
         """SHA-256 over the arrays that the task uses."""
 
+    def own_data(self, part: str) -> tuple[Any, Any]:
+        """Inputs and targets `[N, ...]` of a part, where data are from neither `bench.data` nor tables.
+
+        Such a task has data from nowhere else: the laws of tasks change them here. `run` may use the parts
+        `train`, `val` and `pool` as it likes; every other part, such as `test`, is held out.
+        """
+        raise AttributeError(f"{type(self).__name__} has no data of its own")
+
     @abstractmethod
     def problem(self) -> Problem:
         """The first problem that the task poses; `bench.load` rebuilds a fitted method from it."""
@@ -359,22 +359,22 @@ class Task(ABC):
 
     @abstractmethod
     def targets(self) -> Arrays:
-        """The held-out truth, appended by the engine after `run`."""
+        """The held-out truth. The runner locks it during `run`, and adds it to the arrays afterwards."""
 
     @abstractmethod
     def score(self, arrays: Arrays) -> Metrics:
-        """Every metric of the spec, from the arrays alone: pure, and what the leaderboard recomputes."""
+        """Every metric of the spec, from the arrays alone; the leaderboard calls it again on stored ones."""
 
     @property
     def target(self) -> str | None:
-        """Names the posterior that runs approximate, as a file name: from it a reference is found.
+        """A name, fit for a file, of the posterior that runs approximate: that of its reference posterior.
 
-        Runs that differ in budget, repetitions or seed alone share it. None: no run can be a reference.
+        Runs that differ only in budget, repetitions or seed share it. None: this task has no reference.
         """
         return None
 
     def reference(self, arrays: Arrays) -> Arrays:
-        """What of a run's arrays serves as the reference posterior of other runs with the same `target`."""
+        """The part of a run's arrays that serves other runs with the same `target` as reference posterior."""
         return {}
 
     def curves(self, arrays: Arrays) -> list[Row]:
@@ -389,8 +389,8 @@ class Task(ABC):
     def compare(cls, runs: Sequence[FinishedRun]) -> Comparison:
         """Several runs together: charts, a table, and what can be said of their differences, with intervals.
 
-        Gets all runs whose tasks inherit the same `compare`, so that a base class may compare several tasks.
-        By default every metric is tabled and the main metric compared (`bench.comparison.of_metrics`).
+        The runs are of all tasks that inherit the same `compare`. By default every metric is tabled and the
+        main metric compared (`bench.comparison.of_metrics`).
 
         Raises:
             UsageError: If the runs cannot stand together.

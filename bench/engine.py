@@ -1,9 +1,8 @@
 """The engine: fits the run's method on Lightning, predicts in pieces, and finds finished work again.
 
-A task talks to `Engine` alone. Each fit gets a Trainer of its own (a second `fit` on one Trainer silently
-does nothing) and seeds derived from (seed, stage, count), so that a run that was stopped and started again
-ends with the same numbers: finished fits are read from their checkpoints, an unfinished one goes on from
-its last saved epoch.
+A task talks to `Engine` alone. The seeds of a fit follow from (seed of the run, stage, number of the fit). So
+a run that was stopped ends with the same numbers: a finished fit is read from its checkpoint, an unfinished
+one goes on from its last saved epoch.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _PROBED = 10_000
 
 @dataclass
 class _Job:
-    """One fit under way; `fit` is what the record will say of it, None until it is finished.
+    """One fit under way; `fit` holds the record's entry for the fit; None until the fit is finished.
 
     `loader` gives this process its share of the training examples, `everything` gives every process all.
     """
@@ -69,12 +68,12 @@ class Engine:
         seed: Seed of the run.
         checkpoints: Folder for checkpoints; None keeps nothing, and nothing can be resumed.
         trainer: Options of the Trainer.
-        members: Every fit is one of so many independent copies, whose draws are pooled.
+        members: Number of independent copies per fit; their draws are pooled.
         checkpoint_seconds: An unfinished fit is saved at the first epoch's end after this many seconds.
 
     Attributes:
         fits: What the record says of every finished fit.
-        diagnostics: Of all predictions, the largest number of each name.
+        diagnostics: Diagnostics of predictions by name, the largest over all predictions.
         logged: (name, stage, step, value) of every number that the task logged.
         histories: (stage, rows of the epochs) of every finished fit.
         device: Where the fits are trained.
@@ -111,10 +110,10 @@ class Engine:
         self._observe = observer
 
     def check(self) -> int:
-        """Finds out whether Lightning accepts the options; returns the rank that this process has under them.
+        """The rank of this process under the trainer's options.
 
         Raises:
-            UsageError: If it does not; in one line.
+            UsageError: If Lightning refuses the options; in one line.
         """
         if self.options.stacked and self.options.compiled:
             raise UsageError("--trainer.stacked and --trainer.compiled: what is side by side is not compiled")
@@ -133,10 +132,10 @@ class Engine:
         self._observe("stage", {"name": name, "number": number, "of": of})
 
     def once(self, compute: Callable[[], Arrays]) -> Arrays:
-        """What `compute` returns, read where an earlier start of this run has kept it.
+        """The arrays of `compute`, or those that an earlier start of this run has kept.
 
-        Kept with it is what the record says of the fits inside; their checkpoints are then deleted, but those
-        of the run's last fit and its members.
+        The record's entries of the fits inside are kept with the arrays. Checkpoints of these fits are
+        deleted, except those of the run's last fit and its members.
         """
         self._kept += 1
         path = None if self.checkpoints is None else self.checkpoints / f"{self._kept:03d}.kept"
@@ -283,7 +282,7 @@ class Engine:
     # ---- how
 
     def _fit(self, problem: Problem, budget: Budget, start: Method | None, probe: Probe | None) -> Method:
-        """One fit, or what its checkpoint holds."""
+        """Makes one fit, or reads it from its checkpoint."""
         job = self._job(problem, budget, start, len(self.fits))
         measure = None if probe is None else self._measure(job.method, probe)
         kept = (job.path, self.checkpoint_seconds)
@@ -298,7 +297,7 @@ class Engine:
         return self._finish(job, watch.steps, watch.seconds_spent)
 
     def _job(self, problem: Problem, budget: Budget, start: Method | None, count: int) -> _Job:
-        """The `count`-th fit of the run before its training, or after it if a checkpoint holds it."""
+        """The `count`-th fit of the run, untrained; or finished, if its checkpoint is there."""
         with randomness.seeded(self.seed, "initialise", self._stage, count):
             method = self.method_class(problem, self.method_settings, start)
         budget = method.spends(budget)
@@ -338,7 +337,7 @@ class Engine:
                 job.compiled = not terms.failed
 
     def _tell(self, text: str) -> None:
-        """Tells the user, once a run."""
+        """Tells the user a text, once in a run."""
         if text not in self._told:
             self._told.add(text)
             self._observe("notice", {"text": text})
@@ -354,7 +353,7 @@ class Engine:
         return measure
 
     def _finish(self, job: _Job, steps: int, seconds: float) -> Method:
-        """Keeps what the fit left: in the record, and in its checkpoint."""
+        """Writes the fit's checkpoint and its entry for the record."""
         method = job.method
         if job.fit is None:
             job.fit = {
@@ -383,7 +382,7 @@ class Engine:
         jobs = [self._job(p, budget, s, len(self.fits) + i) for i, (p, s) in enumerate(parts)]
         if all(job.is_finished for job in jobs):
             return [self._finish(job, 0, 0) for job in jobs]
-        if any(job.is_finished for job in jobs):  # stopped while the checkpoints were written: once more
+        if any(job.is_finished for job in jobs):  # the run was stopped between these checkpoints
             for job in jobs:
                 if job.path is not None:
                     job.path.unlink(missing_ok=True)

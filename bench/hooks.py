@@ -16,7 +16,7 @@ from torch import Tensor
 from bench import optimizers
 
 if TYPE_CHECKING:
-    from bench.contract import Batch, Problem, WeightDistribution
+    from bench.contract import Batch, Method, Problem, WeightDistribution
 
 
 class Hooks(pl.LightningModule):
@@ -25,12 +25,13 @@ class Hooks(pl.LightningModule):
     Args:
         problem: What to infer; the method gets a likelihood of its own.
         settings: Of the method; `optimizer` and `learning_rate` name its optimiser.
+        start: For the method's own `__init__`.
     """
 
     validation_samples: ClassVar[int] = 8
     """Draws behind the validation NLL."""
 
-    def __init__(self, problem: Problem, settings: Any) -> None:
+    def __init__(self, problem: Problem, settings: Any, start: Method | None = None) -> None:
         super().__init__()
         self.problem = problem
         self.settings = settings
@@ -51,7 +52,7 @@ class Hooks(pl.LightningModule):
 
     @property
     def prior(self) -> WeightDistribution:
-        """What `make_prior` gives over the network's weights, on their device and in their type; kept."""
+        """The prior over the network's weights, on their device and in their type: that of `make_prior`."""
         method: Any = self
         parameters = dict(method.network.named_parameters())
         first = next(iter(parameters.values()))
@@ -98,10 +99,10 @@ class Hooks(pl.LightningModule):
             self.on_last_step()
 
     def on_last_step(self) -> None:
-        """What follows an epoch's last step, before its validation and its checkpoint: nothing."""
+        """Called after an epoch's last step, before its validation and its checkpoint; does nothing here."""
 
     def agree(self, decision: bool) -> bool:
-        """What the first process decided, in all of them: a decision from losses, which differ."""
+        """The first process's decision, in all of them: each sees other losses and might decide otherwise."""
         return bool(self.trainer.strategy.broadcast(decision))
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""A run as it is asked for: one description that the command line, sweeps, tuning and `bench.run` share."""
+"""The description of a run before it starts; command line, sweeps, tuning and `bench.run` make one."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Plan:
 
     @property
     def command(self) -> str:
-        """The command line that asks for the same numbers."""
+        """The command line that makes this run again."""
         words = ["bench run", self.method, self.task]
         if self.members is not None:
             words.append(f"--members {self.members}")

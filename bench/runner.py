@@ -215,7 +215,7 @@ def _job(plan: Plan) -> _Job:
 
 
 def _fingerprint(job: _Job) -> dict[str, Any]:
-    """What must be equal for an unfinished run to go on."""
+    """Everything that must be equal for an unfinished run to go on."""
     return {
         "method": asdict(job.choice.method_settings) | {"members": job.choice.method.members},
         "task": asdict(job.choice.task_settings),
@@ -230,7 +230,7 @@ def _fingerprint(job: _Job) -> dict[str, Any]:
 
 @contextmanager
 def _claimed(job: _Job) -> Iterator[None]:
-    """Makes the directory ours, or says in one line why it cannot be; a refused run leaves none."""
+    """Claims the run's directory, or says in one line why it cannot be had; a refused run leaves none."""
     fingerprint = _fingerprint(job)
     was_there = job.directory.exists()
     with locked(job.directory):
@@ -245,7 +245,7 @@ def _claimed(job: _Job) -> Iterator[None]:
 
 
 def _make_room(directory: Path, force: bool) -> None:
-    """Removes what may be replaced."""
+    """Empties a directory that holds a failed run, or any run under `force`."""
     finished = (directory / "record.json").exists()
     if finished and not force and (status := records.read_record(directory).status) != "failed":
         raise UsageError(f"{directory} holds a {status} run: it is kept; --force replaces it")
@@ -258,7 +258,7 @@ def _make_room(directory: Path, force: bool) -> None:
 
 
 def _mark(directory: Path, fingerprint: dict[str, Any]) -> None:
-    """Marks the directory as unfinished, unless it holds an unfinished run that cannot go on."""
+    """Writes `unfinished.json`; refuses a directory whose unfinished run had another fingerprint."""
     marker = directory / "unfinished.json"
     content = json.dumps(fingerprint, indent=2, sort_keys=True).encode()
     if marker.exists() and marker.read_bytes() != content:
@@ -269,7 +269,7 @@ def _mark(directory: Path, fingerprint: dict[str, Any]) -> None:
 
 
 class _LogHandler(logging.FileHandler):
-    """A log on a full disk ends the run in one line; logging's own answer is a traceback a line."""
+    """Ends the run in one line if the disk is full, where logging would print a traceback for every line."""
 
     def handleError(self, record: logging.LogRecord) -> None:
         with writing(Path(self.baseFilename)):
@@ -318,7 +318,7 @@ def _observed(job: _Job, observers: tuple[Observer, ...]) -> Iterator[None]:
 
 
 def _compute(protocol: Task, engine: Engine) -> Arrays:
-    """Arrays of the run with the targets appended; the targets cannot be had while it runs."""
+    """Runs the task with its targets locked, and appends the targets to its arrays."""
 
     def closed() -> Arrays:
         raise RuntimeError("the targets of a task are not to be read by its run")
@@ -333,7 +333,7 @@ def _compute(protocol: Task, engine: Engine) -> Arrays:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What came out of a run; arrays and scores only of one that completed, a failure of any other."""
+    """The result of a run. A completed run has arrays and scores; any other has a failure."""
 
     status: Literal["completed", "diverged", "failed"]
     seconds: float
@@ -410,13 +410,13 @@ def _record(job: _Job, outcome: _Outcome) -> records.Record:
 
 
 def _last_finite(logged: list[tuple[str, str, float, float]]) -> dict[str, float]:
-    """The last value of each logged number; none where the last is not finite, whatever stood before it."""
+    """The last value of each logged number, left out where it is not finite."""
     last = {name: value for name, _, _, value in logged}
     return {name: value for name, value in last.items() if math.isfinite(value)}
 
 
 def _write(job: _Job, outcome: _Outcome, record: records.Record) -> None:
-    """Writes everything, the record last: where it stands, the run is finished."""
+    """Writes everything, `record.json` last: a directory with it holds a finished run."""
     directory, engine, arrays = job.directory, job.engine, outcome.arrays
     rows = [Row(f"{name} (validation)", stage, x, value) for name, stage, x, value in engine.logged]
     for stage, history in engine.histories:

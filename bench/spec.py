@@ -14,8 +14,8 @@ from typing import NamedTuple
 class Metric:
     """A number that a task reports.
 
-    `unit` is "fraction" or "nats" or whatever it is measured in; `best` is the value it cannot pass and
-    `worst` the other end, either may be infinite: the direction follows from them.
+    `unit` is "fraction" or "nats" or whatever it is measured in; `best` and
+    `worst` bound its values; either may be infinite. Larger values are better if `best` is above `worst`.
     """
 
     description: str
@@ -44,8 +44,8 @@ Metrics = dict[str, float | Undefined]
 class Spec:
     """What a task measures. `version` grows whenever the same predictions would score differently.
 
-    `validation_metric` names a metric that the run also logs on validation data: all that tuning may look
-    at; None: cannot be tuned.
+    `validation_metric` names a metric that the run also logs on validation data, the only number that tuning
+    looks at. A task without one cannot be tuned.
     """
 
     question: str
@@ -60,7 +60,7 @@ class Spec:
 
 
 class Row(NamedTuple):
-    """One point of a curve: `curve` (what is measured), `series` (of which line), abscissa `x`, `value`."""
+    """One point: `curve` (what is measured), `series` (which line of the chart), abscissa `x`, `value`."""
 
     curve: str
     series: str

@@ -124,7 +124,7 @@ def _as_usage_error() -> Iterator[None]:
 
 @contextmanager
 def _interruptible() -> Iterator[None]:
-    """Lightning answers Ctrl-C by ending the process; ours is for the caller to end."""
+    """Lightning's answer to Ctrl-C, which ends the process, becomes a KeyboardInterrupt for the caller."""
     try:
         yield
     except SystemExit as error:
@@ -137,7 +137,7 @@ def _interruptible() -> Iterator[None]:
 def _keep_memory() -> None:
     """Has glibc keep the memory of freed tensors for the next step, up to 256 MiB; elsewhere nothing.
 
-    Else it hands the memory of larger tensors back, and the kernel clears it anew at every step.
+    By default it returns the memory of large tensors to the kernel, which clears it again at every step.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

@@ -22,7 +22,7 @@ from bench.files import write, writing
 class Watch(pl.callbacks.Checkpoint):
     """Follows one fit; its own state travels in Lightning's checkpoints of the unfinished fit.
 
-    A Checkpoint, because Lightning calls those at an epoch's end after the method's own hook.
+    A Checkpoint of Lightning's, because those are called at an epoch's end after the method's own hook.
 
     Args:
         stage: Name of the run's stage, for messages.
@@ -136,13 +136,13 @@ class Watch(pl.callbacks.Checkpoint):
         return {name: getattr(self, name) for name in names} | {"earlier_seconds": self.seconds_spent}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on from there."""
+        """Restores what `state_dict` returned."""
         for name, value in state_dict.items():
             setattr(self, name, value)
 
 
 def partial(path: Path) -> Path:
-    """Where the unfinished fit lies whose checkpoint will be `path`."""
+    """The file that holds a fit while it is unfinished; `path` is that of its checkpoint afterwards."""
     return path.with_name(f"{path.name.removesuffix('.ckpt')}.partial")
 
 

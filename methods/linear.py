@@ -45,7 +45,12 @@ class Linear(Method):
 
     settings_class = Settings
     approximates = "nothing: the exact posterior of a model that is linear in its weights"
-    provides = frozenset({"weight_samples", "density", "moments", "sequential", "weighted", "reweighted"})
+    provides = frozenset(
+        {
+            *("weight_samples", "density", "moments", "sequential", "weighted", "reweighted"),
+            "exact_when_linear",
+        }
+    )
     trains = False
     seed_matters = False
     settings: Settings

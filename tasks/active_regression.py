@@ -99,8 +99,8 @@ def truth(x: np.ndarray) -> np.ndarray:
     return np.maximum(0, x) * (np.abs(x) ** 1.5 + np.sin(20 * x) / 4)
 
 
-def draw(part: Literal["pool", "test"]) -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and targets `[N]`, in float32; the same in every run."""
+def draw(part: str) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and targets `[N]` of the part pool or test, in float32; the same in every run."""
     generator = np.random.default_rng(randomness.derive(0, "active_regression", part))
     factor = TEST_FACTOR if part == "test" else 1
     x = np.concatenate([generator.uniform(low, high, factor * size) for low, high, size in CLUSTERS])
@@ -182,18 +182,20 @@ class ActiveRegression(Task):
 
     # ---- data
 
+    def own_data(self, part: str) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and targets `[N]` of the part pool or test."""
+        return draw(part)
+
     def data_digest(self) -> str:
         """Digest over pool and test points."""
-        points = dict(
-            zip(("pool_x", "pool_y", "test_x", "test_y"), (*draw("pool"), *draw("test")), strict=True)
-        )
-        return array_digest(points)
+        points = (*self.own_data("pool"), *self.own_data("test"))
+        return array_digest(dict(zip(("pool_x", "pool_y", "test_x", "test_y"), points, strict=True)))
 
     # ---- protocol
 
     def problem(self) -> Problem:
         """The whole pool."""
-        inputs, targets = (torch.from_numpy(a)[:, None] for a in draw("pool"))
+        inputs, targets = (torch.from_numpy(a)[:, None] for a in self.own_data("pool"))
         return Problem(
             network=partial(networks.mlp, 1, 1, ()),
             likelihood=likelihoods.Gaussian(NOISE),
@@ -212,7 +214,7 @@ class ActiveRegression(Task):
                 for r in range(rows)
             ]
         )
-        inputs = torch.from_numpy(draw("pool")[0]).double()
+        inputs = torch.from_numpy(self.own_data("pool")[0]).double()
         power = 1 if self.settings.proposal == "epsilon_greedy" else 2
         apart = (inputs[:, None] - inputs).abs() ** power
         summed = torch.zeros(rows, POOL, dtype=torch.float64)  # distances to the points acquired so far
@@ -252,7 +254,7 @@ class ActiveRegression(Task):
             ends.append(engine.once(fit)["ends"])
         engine.stage("whole pool")
         full = self.values_at_ends(engine, engine.fit(problem, self.budget), 1)
-        pool_inputs, pool_targets = draw("pool")
+        pool_inputs, pool_targets = self.own_data("pool")
         return {
             "indices": indices.byte().numpy(),
             "proposal": probabilities.numpy(),
@@ -284,7 +286,7 @@ class ActiveRegression(Task):
 
     def targets(self) -> Arrays:
         """Inputs and targets of the test points, `[N]`."""
-        inputs, targets = draw("test")
+        inputs, targets = self.own_data("test")
         return {"test_inputs": inputs, "test_targets": targets}
 
     # ---- scoring

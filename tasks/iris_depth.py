@@ -117,9 +117,13 @@ class IrisDepth(Task):
 
     # ---- data
 
+    def own_data(self, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs `[N, 4]` and classes `[N]` of the part train or test."""
+        return examples(part)
+
     def data_digest(self) -> str:
         """Digest over all examples and the reference."""
-        parts = {part: examples(part) for part in ("train", "test")}
+        parts = {part: self.own_data(part) for part in ("train", "test")}
         arrays = {
             f"{part}_{k}": t.numpy()
             for part, tensors in parts.items()
@@ -133,7 +137,7 @@ class IrisDepth(Task):
         """All training examples; there is no validation set."""
         hidden = (WIDTH,) * self.settings.depth
         network = partial(networks.mlp, 4, NUM_CLASSES, hidden, "leaky_relu")
-        train = TensorDataset(*examples("train"))
+        train = TensorDataset(*self.own_data("train"))
         return Problem(network, likelihoods.Categorical(), priors.normal(0, 1), train, None, len(train))
 
     def run(self, engine: Engine) -> Arrays:
@@ -141,13 +145,13 @@ class IrisDepth(Task):
         engine.stage("fits")
         problems = [self.problem()] * self.settings.repetitions
         methods = engine.fit_many(problems, Budget(self.settings.epochs, BATCH_SIZE, PATIENCE))
-        inputs = examples("test")[0]
+        inputs = self.own_data("test")[0]
         fits = [engine.predict(m, inputs, self.settings.test_samples).average() for m in methods]
         return {"log_probs": metrics.store(torch.stack(fits))}
 
     def targets(self) -> Arrays:
         """Test labels `[50]`, and the reference's log-probabilities `[50, 3]` if there is one."""
-        return {"labels": examples("test")[1].byte().numpy()} | references.read(self.target)
+        return {"labels": self.own_data("test")[1].byte().numpy()} | references.read(self.target)
 
     @property
     def target(self) -> str:

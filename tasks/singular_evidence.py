@@ -190,6 +190,17 @@ class SingularEvidence(Task):
             return 2 * torch.rand(size, 1, generator=generator) - 1
         return torch.randn(size, s.hidden + (3 if s.model == "reduced_rank" else 0), generator=generator)
 
+    def own_data(self, part: str, *generators: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Inputs and observations of the part train, drawn by one generator.
+
+        The held-out truth is the part test, drawn by two generators: fresh inputs `[5000, ...]`, and how far
+        their observations lie from the truth `[5000, K]`.
+        """
+        if part == "train":
+            return self.draw(*generators)
+        fresh = self._inputs(_FRESH, generators[0])
+        return fresh, torch.randn(self.truth(fresh).shape, generator=generators[1])
+
     def draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """N inputs `[n, ...]` and observations `[n, K]`."""
         inputs = self._inputs(self.settings.num_train, generator)
@@ -204,12 +215,12 @@ class SingularEvidence(Task):
 
     def data_digest(self) -> str:
         """Digest over the data set of a fixed seed: those of a run are in its arrays (`data_digests`)."""
-        inputs, targets = self.draw(randomness.generator(0, "singular_evidence"))
+        inputs, targets = self.own_data("train", randomness.generator(0, "singular_evidence"))
         return array_digest({"inputs": inputs.numpy(), "targets": targets.numpy()})
 
     def problem(self) -> Problem:
         """The problem with the data set of a fixed seed."""
-        return self._problems([self.draw(randomness.generator(0, "singular_evidence"))])[0]
+        return self._problems([self.own_data("train", randomness.generator(0, "singular_evidence"))])[0]
 
     def _problems(self, data: list[tuple[Tensor, Tensor]]) -> list[Problem]:
         s = self.settings
@@ -228,7 +239,7 @@ class SingularEvidence(Task):
     def run(self, engine: Engine) -> Arrays:
         """Fits every data set, and weighs draws of every posterior."""
         s = self.settings
-        data = [self.draw(engine.generator("data", r)) for r in range(s.repetitions)]
+        data = [self.own_data("train", engine.generator("data", r)) for r in range(s.repetitions)]
         engine.stage("repetitions")
 
         def compute() -> Arrays:
@@ -249,8 +260,9 @@ class SingularEvidence(Task):
         """What is kept of one repetition."""
         s, noise = self.settings, targets - self.truth(inputs)
         found: Arrays = {"entropies": np.array(-_log_normal(noise).sum().item())}
-        fresh = self._inputs(_FRESH, engine.generator("fresh", r))
-        errors = torch.randn(self.truth(fresh).shape, generator=engine.generator("fresh noise", r))
+        fresh, errors = self.own_data(
+            "test", engine.generator("fresh", r), engine.generator("fresh noise", r)
+        )
         if s.model == "linear":
             found["log_evidences"] = np.array(self._log_evidence(inputs, targets) + found["entropies"])
         if method.diverged:

@@ -155,10 +155,16 @@ class ToyRegression(Task):
 
     # ---- data
 
+    def own_data(self, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and observations of a part of POINTS, each `[N, 1]`."""
+        return draw(part)
+
     def data_digest(self) -> str:
         """Digest over all points and the reference."""
         arrays = {
-            f"{part}_{kind}": t.numpy() for part in POINTS for kind, t in zip("xy", draw(part), strict=True)
+            f"{part}_{kind}": t.numpy()
+            for part in POINTS
+            for kind, t in zip("xy", self.own_data(part), strict=True)
         }
         return array_digest(arrays | references.read(self.target))
 
@@ -166,7 +172,7 @@ class ToyRegression(Task):
 
     def problem(self) -> Problem:
         """The training points, weighted."""
-        inputs, targets = draw("train")
+        inputs, targets = self.own_data("train")
         weights = () if self.likelihood_weight == 1 else (torch.full((len(inputs),), self.likelihood_weight),)
         hidden = (self.settings.hidden,) * self.settings.layers
         return Problem(
@@ -174,7 +180,7 @@ class ToyRegression(Task):
             likelihood=likelihoods.Gaussian(NOISE),
             prior=priors.normal(0, 1),
             train=TensorDataset(inputs, targets, *weights),
-            val=TensorDataset(*draw("val")),
+            val=TensorDataset(*self.own_data("val")),
             num_train=len(inputs),
         )
 
@@ -188,7 +194,9 @@ class ToyRegression(Task):
         held_out = engine.predict(method, inputs, samples)
         engine.log("test_nll", float(-held_out.log_score(targets).mean()), self.settings.epochs)
         grid = torch.from_numpy(GRID[:, None]).float()
-        prediction = engine.predict(method, torch.cat([grid, draw("test")[0], draw("gap")[0]]), samples)
+        prediction = engine.predict(
+            method, torch.cat([grid, *(self.own_data(part)[0] for part in ("test", "gap"))]), samples
+        )
         assert isinstance(prediction, predictions.Gaussian)
         # An ensemble has more draws than asked for, member after member: every member keeps its share.
         rows = torch.linspace(0, len(prediction.mean) - 1, min(samples, len(prediction.mean))).round().long()
@@ -200,7 +208,7 @@ class ToyRegression(Task):
 
     def targets(self) -> Arrays:
         """Observations `[N]` at the test points, and the reference's function `[R, 241]` if there is one."""
-        observed = {f"{part}_targets": draw(part)[1].squeeze(1).numpy() for part in ("test", "gap")}
+        observed = {f"{part}_targets": self.own_data(part)[1].squeeze(1).numpy() for part in ("test", "gap")}
         return observed | references.read(self.target)
 
     @property

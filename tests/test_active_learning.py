@@ -2,7 +2,6 @@
 
 import math
 import os
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ import toys
 import bench
 from bench import data, metrics, networks, priors, randomness, records, registry
 from bench.contract import Problem
-from bench.data import array_digest
 from bench.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.likelihoods import Categorical as CategoricalLikelihood
@@ -311,49 +309,6 @@ def test_masks_of_dropout_are_shared_over_the_pool():
 
 
 # ---- who can see which label
-
-
-def with_labels(monkeypatch, change):
-    """Has `data.unbalanced` return other labels, `change(images)`."""
-    plain = data.unbalanced
-    monkeypatch.setattr(data, "unbalanced", lambda *arguments: change(plain(*arguments)))
-
-
-def test_run_cannot_reach_the_test_targets(monkeypatch):
-    """Other test labels change no array: neither acquisition, early stopping nor prediction looks at them."""
-    task = make(**FEW)
-    before, targets = array_digest(run(task)), task.targets()["labels"]
-    with_labels(monkeypatch, lambda i: replace(i, test_labels=i.test_labels.roll(1)))
-    other = make(**FEW)
-    assert (other.targets()["labels"] != targets).any()
-    assert array_digest(run(other)) == before
-
-
-def test_run_cannot_reach_a_label_of_the_pool_that_it_did_not_buy(monkeypatch):
-    before = run(make(**FEW))
-    bought = torch.zeros(POOL, dtype=torch.bool)
-    bought[before["index"]] = True
-
-    def change(images):
-        labels = images.train_labels.clone()
-        labels[100:] = torch.where(bought, labels[100:], (labels[100:] + 1) % 10)
-        return replace(images, train_labels=labels)
-
-    with_labels(monkeypatch, change)
-    assert array_digest(run(make(**FEW))) == array_digest(before)
-
-
-def test_law_sees_a_label_that_was_bought(monkeypatch):
-    """Negative control."""
-    before = run(make(**FEW))
-
-    def change(images):
-        labels = images.train_labels.clone()
-        labels[100 + before["index"][0]] = (labels[100 + before["index"][0]] + 1) % 10
-        return replace(images, train_labels=labels)
-
-    with_labels(monkeypatch, change)
-    assert (run(make(**FEW))["log_probs"] != before["log_probs"]).any()
 
 
 def test_oracle_is_asked_for_every_acquired_point_once_and_for_no_other(monkeypatch):

@@ -319,28 +319,6 @@ def smoke(task, checkpoints=None, observer=None, method="map"):
     return task.run(engine)
 
 
-def test_run_cannot_reach_the_test_targets(monkeypatch):
-    """With one split: of several, the test rows of one are training rows of another."""
-    values = {"splits": 1, "epochs": 2, "test_samples": 4}
-    task = make(**values)
-    first, targets = smoke(task), task.targets()
-    other = generated.with_other_targets(task.table, task.rows(0)[1])
-    monkeypatch.setattr(tables, "load", lambda *_: other)
-    changed = make(**values)
-    assert data.array_digest(changed.targets()) != data.array_digest(targets)
-    assert data.array_digest(smoke(changed)) == data.array_digest(first)
-
-
-def test_training_targets_do_change_the_run(monkeypatch):
-    """Negative control of the test above."""
-    values = {"splits": 1, "epochs": 2, "test_samples": 4}
-    task = make(**values)
-    first = smoke(task)
-    other = generated.with_other_targets(task.table, task.rows(0)[0])
-    monkeypatch.setattr(tables, "load", lambda *_: other)
-    assert data.array_digest(smoke(make(**values))) != data.array_digest(first)
-
-
 def test_stopped_run_goes_on_at_the_split_where_it_stopped(tmp_path):
     values = {"splits": 3, "epochs": 2, "test_samples": 4}
     whole = smoke(make(**values), method="mfvi")

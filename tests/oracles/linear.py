@@ -24,32 +24,40 @@ def network(dropout: float = 0.0) -> nn.Linear:
 class Truth:
     """A linear problem with correlated inputs, its exact posterior and evidence.
 
+    Args:
+        prior: In place of N(MEAN, STD^2) per weight; the exact posterior is still under the latter.
+        rows: Examples.
+        sigma: Standard deviation of the noise.
+        mean: Of the prior, in place of MEAN.
+
     Attributes:
         problem: The problem.
         precision: Of the exact posterior over three weights and the bias, `[4, 4]`.
         mean: Of the exact posterior, `[4]`.
     """
 
-    def __init__(self, prior: Prior | None = None) -> None:
+    def __init__(
+        self, prior: Prior | None = None, rows: int = ROWS, sigma: float = SIGMA, mean: float = MEAN
+    ) -> None:
         g = torch.Generator().manual_seed(0)
-        inputs = torch.randn(ROWS, 3, generator=g) @ torch.tensor([[1.0, 0.6, 0], [0, 0.7, 0.3], [0, 0, 1.5]])
+        inputs = torch.randn(rows, 3, generator=g) @ torch.tensor([[1.0, 0.6, 0], [0, 0.7, 0.3], [0, 0, 1.5]])
         inputs = inputs + 0.5
         targets = (
-            inputs @ torch.tensor([[0.8], [-0.5], [1.2]]) + 0.4 + SIGMA * torch.randn(ROWS, 1, generator=g)
+            inputs @ torch.tensor([[0.8], [-0.5], [1.2]]) + 0.4 + sigma * torch.randn(rows, 1, generator=g)
         )
         self.problem = Problem(
             network,
-            likelihoods.Gaussian(SIGMA),
-            prior or priors.normal(MEAN, STD),
+            likelihoods.Gaussian(sigma),
+            prior or priors.normal(mean, STD),
             TensorDataset(inputs, targets),
             None,
-            ROWS,
+            rows,
         )
-        self.design = torch.cat([inputs, torch.ones(ROWS, 1)], 1).double()  # [n, 4]
+        self.design = torch.cat([inputs, torch.ones(rows, 1)], 1).double()  # [n, 4]
         self.targets = targets[:, 0].double()
-        self.precision = self.design.T @ self.design / SIGMA**2 + torch.eye(4, dtype=torch.float64) / STD**2
+        self.precision = self.design.T @ self.design / sigma**2 + torch.eye(4, dtype=torch.float64) / STD**2
         self.mean = torch.linalg.solve(
-            self.precision, self.design.T @ self.targets / SIGMA**2 + MEAN / STD**2
+            self.precision, self.design.T @ self.targets / sigma**2 + mean / STD**2
         )
 
     def expected_nll(self, variance: np.ndarray) -> float:

@@ -1,0 +1,68 @@
+"""The held-out truth of every discovered task reaches nothing but its score; cheats are caught."""
+
+import importlib
+
+import pytest
+import torch
+from conformance import moons, truth
+
+from bench import registry
+from bench.studies import active
+from bench.tasks import active_learning
+from bench.tasks.active_learning import ActiveLearning
+
+
+@pytest.mark.parametrize("name", registry.tasks())
+def test_held_out_truth_moves_nothing_else(name):
+    """Other test labels and inputs move the targets and the predictions of those inputs, and nothing else."""
+    entry = registry.task(name)
+    weighed = truth.WEIGHED_IN_THE_RUN.get(entry.file, set())
+    truth.the_held_out_truth_moves_nothing_else(entry.cls, truth.smallest(entry), weighed)
+
+
+def test_law_passes_a_sound_task():
+    truth.the_held_out_truth_moves_nothing_else(moons.TwoMoons, moons.Settings(), set())
+
+
+@pytest.mark.parametrize("cheat", moons.CHEATS, ids=lambda cheat: cheat.__name__)
+def test_law_catches(cheat):
+    """Each in its own way."""
+    with pytest.raises(AssertionError, match=moons.CHEATS[cheat]):
+        truth.the_held_out_truth_moves_nothing_else(cheat, moons.Settings(), set())
+
+
+def test_law_catches_data_kept_in_a_constant(tmp_path, monkeypatch):
+    """Made while the task's file is imported, before any law looks."""
+    (tmp_path / "kept.py").write_text(
+        "from conformance import moons\n"
+        "INPUTS, LABELS = moons.make_moons(100, noise=0.1, random_state=1)\n"
+        "class Keeps(moons.TwoMoons):\n"
+        "    def problem(self):\n"
+        "        tensor = moons.torch.from_numpy\n"
+        "        return moons.posed(self, [tensor(INPUTS).float(), tensor(LABELS)])\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    cheat = importlib.import_module("kept").Keeps
+    with pytest.raises(AssertionError, match=r"read past .* make_moons"):
+        truth.the_held_out_truth_moves_nothing_else(cheat, moons.Settings(), set())
+
+
+class TrainsOnAnotherLabel(ActiveLearning):
+    """Adds to the points that were bought one that was not."""
+
+    def problem(self, points=None, objective="plain"):
+        """One point more, a copy of the last but for its label."""
+        if points is not None:
+            left = next(i for i in range(len(self.data.pool)) if i not in points.index)
+            label = int(self.data.pool_labels[left])
+            points = active.Points(
+                points.index, torch.cat([points.labels[:-1], torch.tensor([label])]), points.proposal
+            )
+        return super().problem(points, objective)
+
+
+def test_law_catches_a_label_of_the_pool_that_nobody_bought():
+    entry = registry.task("active_digits")
+    with pytest.raises(AssertionError, match="held-out truth reaches what is given to fit"):
+        truth.the_held_out_truth_moves_nothing_else(TrainsOnAnotherLabel, truth.smallest(entry), set())
+    assert active_learning.ActiveLearning is entry.cls
