@@ -190,7 +190,7 @@ class ToyRegression(Task):
         problem = self.problem()
         method = engine.fit(problem, Budget(self.settings.epochs, BATCH_SIZE))
         samples = self.settings.test_samples
-        inputs, targets = draw("val")
+        inputs, targets = self.own_data("val")
         held_out = engine.predict(method, inputs, samples)
         engine.log("test_nll", float(-held_out.log_score(targets).mean()), self.settings.epochs)
         grid = torch.from_numpy(GRID[:, None]).float()
