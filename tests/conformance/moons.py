@@ -144,6 +144,24 @@ class ReadsAFile(TwoMoons):
         return super().run(engine)
 
 
+class MakesNumbers(TwoMoons):
+    """Makes numbers by a generator of numpy: they could be a test set."""
+
+    def run(self, engine: Engine) -> Arrays:
+        """The run, after some numbers."""
+        np.random.default_rng(SEEDS["test"]).random()
+        return super().run(engine)
+
+
+class MakesNumbersTheOldWay(TwoMoons):
+    """The same, by numpy's older generator."""
+
+    def run(self, engine: Engine) -> Arrays:
+        """The run, after some numbers."""
+        np.random.RandomState(SEEDS["test"]).rand()
+        return super().run(engine)
+
+
 class StopsByTheTestSet(TwoMoons):
     """Gives the test set to early stopping."""
 
@@ -190,6 +208,8 @@ CHEATS = {
     ReadsPastTheHook: "read past .* make_moons",
     ReadsPastTheHookWhatItKept: "read past .* make_moons",
     ReadsAFile: "read past .* open",
+    MakesNumbers: "read past .* a generator of numpy",
+    MakesNumbersTheOldWay: "read past .* of random.py",
     StopsByTheTestSet: "held-out truth reaches what is given to fit",
     LogsTheTestScore: "held-out truth reaches what is logged nll",
     PredictsTheTestLabels: "held-out truth moves log_probs",

@@ -1,15 +1,18 @@
 """The held-out truth of every discovered task reaches nothing but its score; cheats are caught."""
 
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
 from conformance import moons, truth
+from torch.utils.data import TensorDataset
 
 from bench import registry
 from bench.studies import active
-from bench.tasks import active_learning
 from bench.tasks.active_learning import ActiveLearning
+from bench.tasks.split_mnist import SplitMNIST
+from bench.tasks.uci_regression import UCIRegression
 
 
 @pytest.mark.parametrize("name", registry.tasks())
@@ -61,8 +64,39 @@ class TrainsOnAnotherLabel(ActiveLearning):
         return super().problem(points, objective)
 
 
-def test_law_catches_a_label_of_the_pool_that_nobody_bought():
-    entry = registry.task("active_digits")
-    with pytest.raises(AssertionError, match="held-out truth reaches what is given to fit"):
-        truth.the_held_out_truth_moves_nothing_else(TrainsOnAnotherLabel, truth.smallest(entry), set())
-    assert active_learning.ActiveLearning is entry.cls
+class StandardisesByTestRows(UCIRegression):
+    """Standardises the test rows by themselves."""
+
+    def part(self, split):
+        """The split, but for its test inputs."""
+        part = super().part(split)
+        inputs = part.test_inputs
+        return part._replace(test_inputs=(inputs - inputs.mean(0)) / inputs.std(0))
+
+
+class StopsByTestImages(SplitMNIST):
+    """Hands the test set to early stopping, and to whatever else looks at validation data."""
+
+    def problem(self, step=0, prior=None):
+        """The step, with other validation images."""
+        test = TensorDataset(self.images.test_inputs, self.images.test_labels)
+        return replace(super().problem(step, prior), val=test)
+
+
+@pytest.mark.parametrize(
+    ("cheat", "name", "said"),
+    [
+        (StandardisesByTestRows, "diabetes_regression", "held-out truth moves mean"),
+        (StopsByTestImages, "split_digits", "held-out truth reaches what is given to fit"),
+        (TrainsOnAnotherLabel, "active_digits", "held-out truth reaches what is given to fit"),
+    ],
+)
+def test_law_catches_cheats_on_tables_images_and_pools(cheat, name, said):
+    """The law's own world lies below these tasks, not their data."""
+    with pytest.raises(AssertionError, match=said):
+        truth.the_held_out_truth_moves_nothing_else(cheat, truth.smallest(registry.task(name)), set())
+
+
+def test_a_task_without_data_of_its_own_says_so():
+    with pytest.raises(AttributeError, match="SplitMNIST has no data of its own"):
+        SplitMNIST(truth.smallest(registry.task("split_digits"))).own_data("test")
