@@ -1,6 +1,7 @@
 """Weights & Biases: an offline run holds the numbers, and no run needs it."""
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -60,6 +61,13 @@ def offline(tmp_path_factory):
     done = toys.call([*SMOKE, "--wandb", "offline"], folder)
     assert done.returncode == 0, done.stderr
     return folder, done
+
+
+@pytest.fixture(autouse=True)
+def no_settings_of_the_user(monkeypatch):
+    """No setting of wandb in the environment, as `toys.environment` has it for processes."""
+    for name in [name for name in os.environ if name.startswith("WANDB")]:
+        monkeypatch.delenv(name)
 
 
 @pytest.mark.slow
@@ -139,11 +147,12 @@ def test_run_without_wandb_needs_no_wandb(tmp_path):
 
 
 @pytest.mark.slow
-def test_online_without_a_login_is_one_line(tmp_path):
+def test_online_without_a_login_is_one_line(tmp_path, capsys, monkeypatch):
     """Nobody to ask for a key: no terminal, and no key in the environment."""
-    environment = toys.environment(HOME=str(tmp_path), WANDB_BASE_URL="http://127.0.0.1:9")
-    done = toys.call([*SMOKE, "--wandb", "online"], tmp_path, env=environment, stdin=subprocess.DEVNULL)
-    assert done.returncode == 2, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("bench: ")]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    assert cli.main([*SMOKE, "--wandb", "online", "--out", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    (line,) = [line for line in err.splitlines() if line.startswith("bench: ")]
     assert line.startswith("bench: --wandb online: ")
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in err
