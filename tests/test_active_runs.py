@@ -224,7 +224,7 @@ def test_an_epoch_of_draws_estimates_the_same_loss():
 
 # ---- a run that is killed
 
-FEW = ["--task.acquired", "6", "--task.epochs", "3", "--task.acquisition_samples", "5"]
+FEW = ["--task.acquired", "5", "--task.epochs", "1", "--task.acquisition_samples", "5"]
 
 
 def test_stopped_run_of_active_learning_goes_on_to_the_same_acquisitions(tmp_path, monkeypatch):

@@ -54,6 +54,7 @@ def asked(monkeypatch):
     return methods
 
 
+@pytest.mark.slow
 @NEEDS_COMPILER
 def test_flow_trains_as_it_does_eagerly(tmp_path):
     """With implicit gradients, through the tanh network."""
@@ -71,6 +72,7 @@ def test_flow_trains_as_it_does_eagerly(tmp_path):
         assert_close(fused[name], value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @NEEDS_COMPILER
 @torch._dynamo.config.patch(recompile_limit=2, fail_on_recompile_limit_hit=True)
 def test_fits_one_after_another_are_all_compiled():

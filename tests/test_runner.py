@@ -25,8 +25,8 @@ from bench.plan import Plan
 from bench.runner import load_scores
 
 FILES = ["arrays.safetensors", "checkpoints", "curves.csv", "figures", "log.txt", "record.json"]
-STOPPABLE = ["--task.epochs", "60", "--task.test_samples", "4", "--threads", "1"]
-"""Settings of split_digits whose run takes long enough to be stopped in step 3."""
+WAITS = ["run", "toys:Waits", "split_digits", "--preset", "smoke", "--threads", "1"]
+"""A run that waits in step 3 for its process to be ended, where the environment says so (`toys.Waits`)."""
 
 
 def run(folder, method="mfvi", task="split_digits", **options):
@@ -124,7 +124,7 @@ def test_same_seed_same_arrays(tmp_path, method, order):
         with pytest.raises(UsageError, match=r"lacks the capability sequential; methods that .* map, "):
             run(tmp_path, method)
         return
-    few = {"order": order, "hidden": 16}
+    few = {"order": order, "hidden": 2}
     options = {"method": method, "task_settings": few}
     choice = registry.choose(method, "split_digits", "smoke", task_values=few)
     problem = choice.task.cls(choice.task_settings).problem()
@@ -403,8 +403,8 @@ def call(capsys):
 @pytest.mark.slow
 def test_killed_run_goes_on_to_the_numbers_of_an_undisturbed_one(tmp_path, call):
     """`kill -9` in step 3, a second process meanwhile, and the same command again."""
-    command = ["run", "mfvi", "split_digits", *STOPPABLE, "--out"]
-    process = toys.start([*command, "killed"], tmp_path)
+    command = [*WAITS, "--out"]
+    process = toys.start([*command, "killed"], tmp_path, env=toys.environment(WAITS_IN_FIT="3"))
     wait_for(process, lambda: in_step_3(tmp_path / "killed"))
     process.send_signal(signal.SIGSTOP)
     code, err = call(*command, tmp_path / "killed")
@@ -428,13 +428,12 @@ def test_killed_run_goes_on_to_the_numbers_of_an_undisturbed_one(tmp_path, call)
     (undisturbed,) = [path.parent for path in (tmp_path / "whole").rglob("record.json")]
     assert digest_of(directory) == digest_of(undisturbed)
     log = (directory / "log.txt").read_text()
-    assert log.count("bench run mfvi split_digits") == 2
+    assert log.count("bench run toys:Waits split_digits") == 2
 
 
 @pytest.mark.slow
 def test_ctrl_c_ends_with_one_line_and_130(tmp_path):
-    command = ["run", "mfvi", "split_digits", *STOPPABLE]
-    process = toys.start(command, tmp_path)
+    process = toys.start(WAITS, tmp_path, env=toys.environment(WAITS_IN_FIT="3"))
     wait_for(process, lambda: in_step_3(tmp_path))
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)

@@ -459,8 +459,8 @@ def test_committed_records_show_the_published_pattern_on_mnist():
 @pytest.mark.slow
 @pytest.mark.usefixtures("mnist")
 def test_mfvi_shows_the_published_pattern_on_mnist(tmp_path):
-    """In 4 epochs of 10 and from 20 samples of 100; the committed record has all."""
-    short = {"epochs": 4, "test_samples": 20}
+    """In 2 epochs of 10 and from 10 samples of 100; the committed records have all."""
+    short = {"epochs": 2, "test_samples": 10}
     matrix, average = matrix_of("mfvi", "split_mnist", tmp_path, task_settings=short)
     assert follows_the_pattern(matrix), matrix.round(3)
     assert average == pytest.approx(0.2, abs=0.02)
@@ -469,7 +469,7 @@ def test_mfvi_shows_the_published_pattern_on_mnist(tmp_path):
 @pytest.mark.slow
 @pytest.mark.usefixtures("mnist")
 def test_negative_control_fails_the_check_on_mnist(tmp_path):
-    short = {"epochs": 2, "test_samples": 20}
+    short = {"epochs": 1, "test_samples": 2}
     matrix, average = matrix_of("toys:OnlyFirstStep", "split_mnist", tmp_path, task_settings=short)
     assert average == pytest.approx(0.2, abs=0.02)
     assert not follows_the_pattern(matrix)

@@ -1,6 +1,7 @@
 """Weights & Biases: an offline run holds the numbers, and no run needs it."""
 
 import json
+import os
 import struct
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import sys
 import pytest
 import toys
 from wandb.proto.wandb_internal_pb2 import Record
+
+from bench import cli
 
 SMOKE = ["run", "mfvi", "split_digits", "--preset", "smoke", "--threads", "1"]
 
@@ -60,6 +63,13 @@ def offline(tmp_path_factory):
     return folder, done
 
 
+@pytest.fixture(autouse=True)
+def no_settings_of_the_user(monkeypatch):
+    """No setting of wandb in the environment, as `toys.environment` has it for processes."""
+    for name in [name for name in os.environ if name.startswith("WANDB")]:
+        monkeypatch.delenv(name)
+
+
 @pytest.mark.slow
 def test_offline_run_holds_the_numbers_of_the_record(offline):
     folder, _ = offline
@@ -97,11 +107,12 @@ def test_offline_run_keeps_its_files_in_its_directory_and_standard_output_clean(
 
 
 @pytest.mark.slow
-def test_diverged_offline_run_ends_with_its_exit_code(tmp_path):
-    done = toys.call(["run", "toys:TurnsNaN", *SMOKE[2:], "--wandb", "offline"], tmp_path)
-    assert done.returncode == 4, done.stderr
-    assert len([line for line in done.stderr.splitlines() if line.startswith("bench: ")]) == 1
-    assert "Traceback" not in done.stderr
+def test_diverged_offline_run_ends_with_its_exit_code(tmp_path, capsys):
+    command = ["run", "toys:TurnsNaN", *SMOKE[2:], "--wandb", "offline", "--out", str(tmp_path)]
+    assert cli.main(command) == 4
+    err = capsys.readouterr().err
+    assert len([line for line in err.splitlines() if line.startswith("bench: ")]) == 1
+    assert "Traceback" not in err
     (file,) = tmp_path.rglob("*.wandb")
     assert read(file)[2] == [1]
 
@@ -116,29 +127,32 @@ class Blocked:
 
 sys.meta_path.insert(0, Blocked())
 from bench.cli import main
-sys.exit(main())
+
+assert main(sys.argv[1:]) == 0
+print("finished without wandb", file=sys.stderr)
+sys.exit(main([*sys.argv[1:], "--wandb", "offline", "--seed", "1"]))
 """
 
 
 @pytest.mark.slow
 def test_run_without_wandb_needs_no_wandb(tmp_path):
+    """The block is real: in the second run, which asks for wandb, it cannot be had."""
     command = [sys.executable, "-c", BLOCKED, *SMOKE]
-    run = {"cwd": tmp_path, "env": toys.environment(), "capture_output": True, "text": True}
-    done = subprocess.run(command, **run)
-    assert done.returncode == 0, done.stderr
+    environment = toys.environment()
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert "finished without wandb" in done.stderr, done.stderr
     assert not list(tmp_path.rglob("wandb"))
-    # The block is real: asked for, wandb cannot be had.
-    done = subprocess.run([*command, "--wandb", "offline", "--seed", "1"], **run)
     assert done.returncode == 1
     assert "wandb is blocked in this test" in done.stderr
 
 
 @pytest.mark.slow
-def test_online_without_a_login_is_one_line(tmp_path):
+def test_online_without_a_login_is_one_line(tmp_path, capsys, monkeypatch):
     """Nobody to ask for a key: no terminal, and no key in the environment."""
-    environment = toys.environment(HOME=str(tmp_path), WANDB_BASE_URL="http://127.0.0.1:9")
-    done = toys.call([*SMOKE, "--wandb", "online"], tmp_path, env=environment, stdin=subprocess.DEVNULL)
-    assert done.returncode == 2, done.stderr
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("bench: ")]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
+    assert cli.main([*SMOKE, "--wandb", "online", "--out", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    (line,) = [line for line in err.splitlines() if line.startswith("bench: ")]
     assert line.startswith("bench: --wandb online: ")
-    assert "Traceback" not in done.stderr
+    assert "Traceback" not in err

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -105,6 +106,20 @@ class OnlyFirstStep(MFVI):
     def __init__(self, problem: Any, settings: Any, start: Any = None) -> None:
         super().__init__(problem, settings, start)
         self.trains = start is None
+
+
+class Waits(MFVI):
+    """MFVI; in the fit whose number, counted from 1, is in the environment's WAITS_IN_FIT it never ends."""
+
+    def __init__(self, problem: Any, settings: Any, start: Any = None) -> None:
+        super().__init__(problem, settings, start)
+        self.number = 1 if start is None else start.number + 1
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, torch.Tensor]:
+        """A step of MFVI, or a wait for a signal."""
+        while os.environ.get("WAITS_IN_FIT") == str(self.number):
+            time.sleep(0.02)
+        return super().training_step(batch, batch_idx)
 
 
 class Recorder:
