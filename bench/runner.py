@@ -333,7 +333,10 @@ def _compute(protocol: Task, engine: Engine) -> Arrays:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The result of a run. A completed run has arrays and scores; any other has a failure."""
+    """The result of a run. A completed run has arrays and scores; any other has a failure.
+
+    A run found to have diverged when it was scored has arrays too: they are what the verdict rests on.
+    """
 
     status: Literal["completed", "diverged", "failed"]
     seconds: float
@@ -345,15 +348,16 @@ class _Outcome:
 def _outcome(job: _Job, log: logging.Logger) -> _Outcome:
     """Runs and scores the task.
 
-    A run that diverges is a result. So is a defect, ours or of a user's own method or task: it is recorded,
-    then told.
+    A run that diverges is a result. So is a defect, in the suite or in a user's own method or task: it is
+    recorded, then told.
     """
     began = time.perf_counter()
+    arrays = None
     try:
         arrays = _compute(job.protocol, job.engine)
         scores = records.split_metrics(job.protocol.score(arrays), job.protocol.spec)
     except Diverged as error:
-        return _Outcome("diverged", time.perf_counter() - began, error)
+        return _Outcome("diverged", time.perf_counter() - began, error, arrays)
     except BenchError:
         raise
     except Exception as error:

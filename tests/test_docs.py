@@ -6,17 +6,18 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
+import pages
 import pytest
 
 ROOT = Path(__file__).parent.parent
-FENCE = re.compile(r"^```(\w+)(?: file=(\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def copy_of_the_project(folder: Path) -> dict[str, str]:
     """Copies the source and returns an environment in which `bench` and `python` use the copy."""
-    for name in ("bench", "methods", "tasks", "leaderboard", "tests"):
-        ignored = shutil.ignore_patterns("__pycache__", "records")
+    for name in ("bench", "methods", "tasks", "leaderboard", "tests", "docs"):
+        ignored = shutil.ignore_patterns("__pycache__", "records", "figures")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored)
     shutil.copy(ROOT / "pyproject.toml", folder)
     for name in ("methods", "tasks", "leaderboard"):  # what package-dir does in an installation
@@ -25,50 +26,91 @@ def copy_of_the_project(folder: Path) -> dict[str, str]:
     return os.environ | {"PATH": path, "PYTHONPATH": str(folder), "COLUMNS": "200"}
 
 
+class Cheat(NamedTuple):
+    """A change to the first file of a page, and what of the laws must then fail."""
+
+    honest: str
+    cheating: str
+    law: str
+    said: str
+
+
+METHOD_CHEATS = [
+    Cheat(
+        "size**0.5 * self.langevin_noise(w)",
+        f"{factor} * size**0.5 * self.langevin_noise(w)",
+        "test_draws_are_of_the_exact_posterior and sgld",
+        "variance",
+    )
+    for factor in (0, 0.5)
+]
+TASK_CHEATS = [
+    Cheat(
+        'TensorDataset(*self.own_data("train"))',
+        'TensorDataset(*map(torch.cat, zip(self.own_data("train"), self.own_data("test"), strict=True)))',
+        "test_held_out_truth_moves_nothing_else and two_moons",
+        "held-out truth reaches what is given to fit",
+    ),
+    Cheat(
+        "engine.predict(method, inputs,",
+        "engine.predict(method, (inputs - inputs.mean(0)) / inputs.std(0),",
+        "test_held_out_truth_moves_nothing_else and two_moons",
+        "held-out truth moves log_probs",
+    ),
+]
+EXAMPLES = {
+    "adding-a-method.md": ("sgld", "runs/iris_depth*/sgld*/smoke-seed0/record.json", METHOD_CHEATS),
+    "adding-a-task.md": ("two_moons", "runs/two_moons*/mfvi/smoke-seed0/record.json", TASK_CHEATS),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("page", "listed", "record"),
-    [
-        ("adding-a-method.md", "fixed_noise", "runs/split_digits*/fixed_noise/smoke-seed0/record.json"),
-        ("adding-a-task.md", "digits_iid", "runs/digits_iid*/mfvi/smoke-seed0/record.json"),
-    ],
-)
-def test_the_page_is_right_to_the_letter(page, listed, record, tmp_path):
+@pytest.mark.parametrize("page", EXAMPLES)
+def test_the_page_is_right_to_the_letter(page, tmp_path):
+    """Two files, every law green; and red where the same two files cheat."""
+    listed, record, cheats = EXAMPLES[page]
     environment = copy_of_the_project(tmp_path)
-    blocks = FENCE.findall((ROOT / "docs" / page).read_text())
-    files = [(name, content) for kind, name, content in blocks if kind == "python" and name]
-    commands = [line for kind, _, content in blocks if kind == "sh" for line in content.splitlines()]
+    files = [block for block in pages.blocks(page) if block.language == "python" and block.file]
+    commands = [line for b in pages.blocks(page) if b.language == "sh" for line in b.text.splitlines()]
     assert len(files) == 2, "adding one must take two files"
     assert len(commands) == 3
 
-    for name, content in files:
-        assert not (tmp_path / name).exists()
-        (tmp_path / name).write_text(content)
+    def call(command):
+        return subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        )
+
+    for block in files:
+        assert not (tmp_path / block.file).exists()
+        (tmp_path / block.file).write_text(block.text)
     outputs = {}
     for command in commands:
-        done = subprocess.run(
-            command.split(), cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-        )
+        done = call(command.split())
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         outputs[command.split()[0:2][-1]] = done.stdout
     assert listed in outputs["list"]
     assert re.search(r"\d+ passed", outputs["-m"])
     assert list(tmp_path.glob(record))
 
+    for cheat in cheats:
+        assert files[0].text.count(cheat.honest) == 1
+        (tmp_path / files[0].file).write_text(files[0].text.replace(cheat.honest, cheat.cheating))
+        done = call(["python", "-m", "pytest", "-q", "tests/conformance", "-k", cheat.law])
+        assert done.returncode == 1, f"{cheat}\n{done.stdout}\n{done.stderr}"
+        assert cheat.said in done.stdout, done.stdout
+        assert "1 failed" in done.stdout, done.stdout
 
-@pytest.mark.parametrize("page", ["adding-a-method.md", "adding-a-task.md"])
+
+@pytest.mark.parametrize("page", EXAMPLES)
 def test_the_code_of_the_page_is_linted(page, tmp_path):
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
-    for kind, name, content in FENCE.findall((ROOT / "docs" / page).read_text()):
-        if kind == "python" and name:
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(content)
+    for block in pages.blocks(page):
+        if block.language == "python" and block.file:
+            (tmp_path / block.file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / block.file).write_text(block.text)
     for command in (["check"], ["format", "--check"]):
         done = subprocess.run(
-            [Path(sys.executable).parent / "ruff", *command, "."],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
+            [sys.executable, "-m", "ruff", *command, "."], cwd=tmp_path, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout
 

@@ -1,71 +1,29 @@
 """Two moons, a task with data of its own, and the ways to cheat on it."""
 
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import numpy as np
+import pages
 import torch
 from sklearn.datasets import make_moons
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import likelihoods, metrics, networks, priors
-from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Spec, Task
-from bench.data import array_digest
-from bench.settings import Count, settings
+from bench import metrics
+from bench.contract import Arrays, Budget, Engine, Problem, Task
 
-SEEDS = {"train": 0, "test": 1}
-
-
-@settings
-class Settings:
-    """Settings of two moons."""
-
-    epochs: Count = 5
-    """Epochs, at least 1."""
+page = pages.module("adding-a-task.md", "tasks/two_moons.py")
+TwoMoons = page.TwoMoons
+"""The sound task of the page, which passes the laws."""
+SETTINGS = page.Settings(epochs=5, test_samples=10)
 
 
-class TwoMoons(Task):
-    """Two interleaved half circles, a class each."""
-
-    settings_class = Settings
-    settings: Settings
-
-    @property
-    def spec(self) -> Spec:
-        """What is measured."""
-        nll = Metric("mean of -log p(label)", "nats", 0, np.inf)
-        return Spec("How well are two moons told apart?", "the tests", 1, {"nll": nll}, "nll")
-
-    def own_data(self, part: str) -> tuple[Tensor, Tensor]:
-        """Inputs `[100, 2]` and labels `[100]` of the part train or test."""
-        inputs, labels = make_moons(100, noise=0.1, random_state=SEEDS[part])
-        return torch.from_numpy(inputs).float(), torch.from_numpy(labels)
-
-    def data_digest(self) -> str:
-        """Of all examples."""
-        return array_digest({f"{part}{i}": a for part in SEEDS for i, a in enumerate(self.own_data(part))})
-
-    def problem(self) -> Problem:
-        """All training examples."""
-        train = TensorDataset(*self.own_data("train"))
-        network = partial(networks.mlp, 2, 2, (10,))
-        return Problem(network, likelihoods.Categorical(), priors.normal(0, 1), train, None, len(train))
-
-    def run(self, engine: Engine) -> Arrays:
-        """Log-probabilities on the test set."""
-        method = engine.fit(self.problem(), Budget(self.settings.epochs))
-        prediction = engine.predict(method, self.own_data("test")[0], 10)
-        return {"log_probs": metrics.store(prediction.average())}
-
-    def targets(self) -> Arrays:
-        """Test labels."""
-        return {"labels": self.own_data("test")[1].byte().numpy()}
-
-    def score(self, arrays: Arrays) -> Metrics:
-        """NLL."""
-        log_probs = metrics.restore(arrays["log_probs"])
-        return {"nll": metrics.negative_log_likelihood(log_probs, arrays["labels"])}
+def held_out() -> tuple[Tensor, Tensor]:
+    """The test points, from where `own_data` has them."""
+    size, seed = page.PARTS["test"]
+    inputs, labels = make_moons(size, noise=0.2, random_state=seed)
+    return torch.from_numpy(inputs).float(), torch.from_numpy(labels)
 
 
 def posed(task: Task, train: Any, val: Any = None) -> Problem:
@@ -110,16 +68,14 @@ class ReadsPastTheHook(TwoMoons):
     """Trains on test labels that it makes itself."""
 
     def problem(self) -> Problem:
-        """The test set, from where `own_data` has it."""
-        inputs, labels = make_moons(100, noise=0.1, random_state=SEEDS["test"])
-        return posed(self, [torch.from_numpy(inputs).float(), torch.from_numpy(labels)])
+        """The test set, for training."""
+        return posed(self, held_out())
 
 
 @cache
 def remembered() -> tuple[Tensor, Tensor]:
     """The test set, made once."""
-    inputs, labels = make_moons(100, noise=0.1, random_state=SEEDS["test"])
-    return torch.from_numpy(inputs).float(), torch.from_numpy(labels)
+    return held_out()
 
 
 class ReadsPastTheHookWhatItKept(TwoMoons):
@@ -149,7 +105,7 @@ class MakesNumbers(TwoMoons):
 
     def run(self, engine: Engine) -> Arrays:
         """The run, after some numbers."""
-        np.random.default_rng(SEEDS["test"]).random()
+        np.random.default_rng(page.PARTS["test"][1]).random()
         return super().run(engine)
 
 
@@ -158,7 +114,7 @@ class MakesNumbersTheOldWay(TwoMoons):
 
     def run(self, engine: Engine) -> Arrays:
         """The run, after some numbers."""
-        np.random.RandomState(SEEDS["test"]).rand()
+        np.random.RandomState(page.PARTS["test"][1]).rand()
         return super().run(engine)
 
 

@@ -6,11 +6,11 @@ import random
 from dataclasses import replace
 
 import numpy as np
+import pages
 import pytest
 import torch
 from conformance import laws, problems
 from conformance.laws import Case
-from oracles.sgld import SGLD
 
 from bench.contract import Budget
 from bench.divergence import log_prob
@@ -21,6 +21,9 @@ from bench.methods.mc_dropout import MCDropout
 from bench.methods.mfvi import MFVI
 from bench.priors import normal_tensor
 from bench.weights import forward
+
+SGLD = pages.module("adding-a-method.md", "methods/sgld.py").SGLD
+"""The sampler of the page, from which the controls of the law of exactness are made."""
 
 
 def likelihood_of(method, batch, noise):

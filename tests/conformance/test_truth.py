@@ -24,21 +24,21 @@ def test_held_out_truth_moves_nothing_else(name):
 
 
 def test_law_passes_a_sound_task():
-    truth.the_held_out_truth_moves_nothing_else(moons.TwoMoons, moons.Settings(), set())
+    truth.the_held_out_truth_moves_nothing_else(moons.TwoMoons, moons.SETTINGS, set())
 
 
 @pytest.mark.parametrize("cheat", moons.CHEATS, ids=lambda cheat: cheat.__name__)
 def test_law_catches(cheat):
     """Each in its own way."""
     with pytest.raises(AssertionError, match=moons.CHEATS[cheat]):
-        truth.the_held_out_truth_moves_nothing_else(cheat, moons.Settings(), set())
+        truth.the_held_out_truth_moves_nothing_else(cheat, moons.SETTINGS, set())
 
 
 def test_law_catches_data_kept_in_a_constant(tmp_path, monkeypatch):
     """Made while the task's file is imported, before any law looks."""
     (tmp_path / "kept.py").write_text(
         "from conformance import moons\n"
-        "INPUTS, LABELS = moons.make_moons(100, noise=0.1, random_state=1)\n"
+        "INPUTS, LABELS = moons.make_moons(500, noise=0.2, random_state=1)\n"
         "class Keeps(moons.TwoMoons):\n"
         "    def problem(self):\n"
         "        tensor = moons.torch.from_numpy\n"
@@ -47,7 +47,7 @@ def test_law_catches_data_kept_in_a_constant(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     cheat = importlib.import_module("kept").Keeps
     with pytest.raises(AssertionError, match=r"read past .* make_moons"):
-        truth.the_held_out_truth_moves_nothing_else(cheat, moons.Settings(), set())
+        truth.the_held_out_truth_moves_nothing_else(cheat, moons.SETTINGS, set())
 
 
 class TrainsOnAnotherLabel(ActiveLearning):
