@@ -244,6 +244,7 @@ def test_figures_of_testing_are_drawn(tmp_path):
 TINY = {"acquired": 1, "epochs": 1, "acquisition_samples": 2, "test_samples": 2}
 
 
+@pytest.mark.slow
 def test_command_draws_and_says(tmp_path, capsys):
     learned = [
         bench.run(method, "active_digits", seed=seed, task_settings=TINY, out=tmp_path / "runs").directory

@@ -220,9 +220,18 @@ def test_every_command_has_help(call, command):
     assert out.startswith(f"usage: bench {command}")
 
 
+def every_pair():
+    """Every method with every task; quick is every task with one method and every method with a task."""
+    methods = list(registry.methods())
+    return [
+        pytest.param(method, task, marks=[] if i % len(methods) == k else pytest.mark.slow)
+        for i, task in enumerate(registry.tasks())
+        for k, method in enumerate(methods)
+    ]
+
+
 @pytest.mark.no_cover
-@pytest.mark.parametrize("method", registry.methods())
-@pytest.mark.parametrize("task", registry.tasks())
+@pytest.mark.parametrize(("method", "task"), every_pair())
 def test_help_shows_every_setting_with_its_documentation_and_default(call, method, task):
     code, out, err = call("run", method, task, "--help")
     assert (code, err) == (0, "")
@@ -495,6 +504,7 @@ def test_data_lists_gets_and_checks(call, monkeypatch, tmp_path):
     assert data.SOURCES["digits"].digest in out
 
 
+@pytest.mark.slow
 def test_module_is_the_command_and_leaves_standard_output_clean(tmp_path):
     """A process of its own: whatever libraries print, standard output is the directory."""
     finished = toys.call([*SMOKE, "--threads", "1"], tmp_path)

@@ -88,6 +88,7 @@ def test_fits_one_after_another_are_all_compiled():
     assert all("loss_terms" not in vars(method) for method in fitted)
 
 
+@pytest.mark.slow
 @NO_COMPILER
 def test_without_compiler_training_is_eager_and_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
@@ -101,6 +102,7 @@ def test_without_compiler_training_is_eager_and_says_so(tmp_path, monkeypatch):
     assert "\n" not in told[1]
 
 
+@pytest.mark.slow
 @NO_COMPILER
 def test_command_says_that_training_is_eager(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))

@@ -115,6 +115,7 @@ def test_the_code_of_the_page_is_linted(page, tmp_path):
         assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 def test_generated_parts_of_the_documentation_are_current():
     done = subprocess.run(
         [sys.executable, "docs/generate.py", "--check"], cwd=ROOT, capture_output=True, text=True

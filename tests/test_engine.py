@@ -322,6 +322,7 @@ print(before, faults())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc alone")
 def test_memory_of_freed_tensors_is_kept_for_the_next_step():
     """Twenty tensors of 1024 pages, one after another: up to 20,480 page faults, then next to none."""

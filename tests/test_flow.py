@@ -237,6 +237,7 @@ def test_a_start_is_taken_over(cls):
         assert torch.equal(again.state_dict()[name], value.float().to(value))
 
 
+@pytest.mark.slow
 @flows.METHODS
 def test_density_integrates_to_one(cls):
     """On the plane, far from the identity, by the trapezoid rule in the weights."""

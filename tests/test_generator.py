@@ -107,6 +107,7 @@ def test_few_images_are_learned_by_heart():
     assert nearest.unique().tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_past", [0, 60])
 def test_generated_past_keeps_its_share(num_past):
     """Of 20 new and `num_past` earlier examples each kind is generated about as often as there are of it."""

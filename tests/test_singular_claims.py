@@ -74,6 +74,7 @@ def published_rows(runs):
     return [line for line in lines if line.published is not None]
 
 
+@pytest.mark.slow
 def test_every_table_has_rows_of_both_sources(published_rows):
     for number in (2, 3, 4):
         methods = [line.run.method for line in published_rows if line.published.table == number]
@@ -83,6 +84,7 @@ def test_every_table_has_rows_of_both_sources(published_rows):
     assert {len(line.run.psis) for line in published_rows} == {10}
 
 
+@pytest.mark.slow
 def test_rows_agree_with_the_published_ones(published_rows):
     """|z| <= 3 and sd at most twice the published.
 

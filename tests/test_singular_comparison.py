@@ -358,6 +358,7 @@ def test_runs_given_twice_are_refused():
 TINY = {"hidden": 4, "prior_mean": 0.0, "prior_variance": 1.0, "epochs": 2, "repetitions": 3, "draws": 10}
 
 
+@pytest.mark.slow
 def test_command_draws_tabulates_and_says(tmp_path, capsys):
     done = [
         bench.run(

@@ -209,6 +209,7 @@ def test_printed_constants_are_wrong():
 # ----------------------------------------------------------------------------------------- Theorem 5.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_bound_is_below_the_evidence(form):
     """For random rates and for the best: Psi_K <= log Z_K; in one dimension the best is exact."""
@@ -242,6 +243,7 @@ def general_bound(form, lam, k, beta, n):
     return total - n * moment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [FORMS[2], FORMS[3], DOUBLE[0]])
 def test_true_lambda_and_k_are_optimal(form):
     """Over lambda, k and beta together the supremum is where lambda and k are the form's own."""

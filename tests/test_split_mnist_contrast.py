@@ -148,6 +148,7 @@ def test_same_posterior_as_the_single_headed_task_and_another_question(tmp_path)
     assert single.record.metrics["average_accuracy"] < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_fine_tuning_that_forgets_all_but_the_last_pair_looks_well(scenario, tmp_path):
     """Negative control: `map` has 0.2 single-headed."""

@@ -177,6 +177,7 @@ def assert_same_fit(a, b):
     assert torch.equal(a.generator.get_state(), b.generator.get_state())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("name", ["map", "mfvi", "nf_gamma", "nf_gaussian"])
 def test_others_end_where_they_end_without_the_one_that_diverges(name, stacked):
@@ -244,6 +245,7 @@ def stopped(monkeypatch, at):
     return taken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mfvi", "nf_gamma", "nf_gaussian"])
 @pytest.mark.parametrize("stop", [2, 8, 15])
 def test_stopped_side_by_side_goes_on_to_the_same_weights(name, stop, monkeypatch, tmp_path):

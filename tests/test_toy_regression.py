@@ -292,6 +292,7 @@ def finished(method, arrays, seed=0):
     )
 
 
+@pytest.mark.slow
 def test_functions_of_several_runs_stand_beside_each_other():
     narrow = normal_arrays(lambda x: np.full_like(x, 0.1), 50)
     wide = normal_arrays(lambda x: np.full_like(x, 0.5), 50)

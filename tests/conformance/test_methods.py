@@ -34,13 +34,16 @@ def accepted(entry, names):
 
 
 def cases(*names, where=lambda entry: True):
-    """A case for every method that `where` holds for and every named problem."""
-    found = [
-        pytest.param(case, id=f"{entry.name}-{problem}")
-        for entry in registry.methods().values()
-        if where(entry)
-        for problem, case in accepted(entry, names or problems.PROBLEMS).items()
-    ]
+    """A case for every method that `where` holds for and every named problem.
+
+    The quick tests try every method file once, on the first problem; all others are slow.
+    """
+    found, tried = [], set()
+    for entry in filter(where, registry.methods().values()):
+        for problem, case in accepted(entry, names or problems.PROBLEMS).items():
+            marks = [pytest.mark.slow] if entry.file in tried else []
+            tried.add(entry.file)
+            found.append(pytest.param(case, id=f"{entry.name}-{problem}", marks=marks))
     return pytest.mark.parametrize("case", found)
 
 
@@ -190,6 +193,7 @@ def test_prior_term_is_the_divergence(case):
 # ---- training
 
 
+@pytest.mark.slow
 @cases("mlp", "regression", where=trains_by_terms)
 def test_training_fits_the_data(case):
     """Training goes downhill."""
@@ -304,6 +308,7 @@ def test_posterior_becomes_the_prior(case):
     laws.posterior_becomes_the_prior(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n for n, e in registry.methods().items() if {"exact_when_linear", "invariant"} & e.provides]
 )

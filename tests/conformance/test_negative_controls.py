@@ -405,6 +405,7 @@ def test_law_catches(cls, law):
         law(broken(sound))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", INEXACT, ids=lambda cls: cls.__name__)
 def test_law_catches_draws_of_another_distribution(cls):
     """No noise, too little, too much, a prior that counts twice: none of them is the exact posterior."""
@@ -414,6 +415,7 @@ def test_law_catches_draws_of_another_distribution(cls):
     assert "2000 epochs of 1 batches" in info.value.__notes__[0]
 
 
+@pytest.mark.slow
 def test_sound_langevin_dynamics_draws_from_the_exact_posterior():
     """The method that the controls above were made of."""
     case = Case(SGLD, EXACT, problems.linear())

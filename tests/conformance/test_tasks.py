@@ -67,9 +67,12 @@ def name(request, monkeypatch, tmp_path_factory):
 every_name = pytest.mark.parametrize("name", registry.tasks())
 
 
+QUICK = ("split_digits", "diabetes_regression")
+"""Tasks that the quick tests run: one of classes, one of numbers. All others are slow."""
+
 every_task = pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=[] if is_embedded(n) else pytest.mark.slow) for n in registry.tasks()],
+    [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in registry.tasks()],
     indirect=True,
 )
 
@@ -318,6 +321,7 @@ def test_runs_are_compared(name, runs, tmp_path):
         assert len(figures.save(found.charts, tmp_path)) == 2 * len(found.charts)
 
 
+@pytest.mark.slow
 @every_task
 def test_smoke_preset_takes_less_than_a_minute(name, runs, start_up):
     """From the command to its end, imports and figures included, and a small run's time too much."""

@@ -184,6 +184,7 @@ def test_empirical_fisher_by_hand():
     assert_close(fisher, torch.tensor([[3.5]]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", GENERALISED_LINEAR)
 def test_sampled_fisher_is_the_exact_one_in_the_mean(make):
     method = method_of(make(), fisher="sampled")

@@ -321,6 +321,7 @@ def test_dual_averaging_is_that_of_pyro():
         assert_close(method.log_step, expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [0.6, 0.9])
 @pytest.mark.parametrize("step", [1e-4, 3.0])
 def test_step_size_reaches_the_target_acceptance(target, step):
@@ -379,6 +380,7 @@ class Square(nn.Module):
         return self.gain.square() * inputs
 
 
+@pytest.mark.slow
 def test_modes_of_equal_function_are_told_apart():
     """Chains on both sides of a symmetry: the weights do not mix, what they predict does."""
     problem = one_weight(Square, 0.1)

@@ -191,6 +191,7 @@ def test_whole_weights_count_examples():
     assert weighted.log_evidence() == pytest.approx(counted.log_evidence(), rel=1e-12)
 
 
+@pytest.mark.slow
 @BIASES
 @pytest.mark.parametrize("batch_size", [None, 4])
 def test_many_weightings_are_as_many_posteriors(bias, batch_size):

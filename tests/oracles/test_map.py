@@ -55,6 +55,7 @@ def test_the_gradient_is_zero_at_the_mode_alone(ridge):
         assert_close(gradient, torch.from_numpy(precision @ step), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "amsgrad", "sgd"])
 def test_training_reaches_the_mode(ridge, optimizer):
     """Full-batch training by the engine ends at the closed form."""

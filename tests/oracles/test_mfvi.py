@@ -72,6 +72,7 @@ def test_linear_regression_bound_is_the_closed_form():
     assert (likelihood_term + prior_term).item() == pytest.approx(-truth.log_evidence() + gap, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_gradient_vanishes_at_the_optimum_in_the_mean():
     """Under the method's own noise the mean gradient at the closed form is 0. False alarm: 8 x 6e-7."""
     truth = linear.Truth()
@@ -87,6 +88,7 @@ def test_gradient_vanishes_at_the_optimum_in_the_mean():
     assert (gradients.mean(0).abs() <= 5 * error + 1e-3).all(), f"{gradients.mean(0) / error}"
 
 
+@pytest.mark.slow
 def test_linear_regression_optimum_is_reached_by_training():
     """The engine's own noisy training ends near the optimum; tolerances are a few times what was seen."""
     truth = linear.Truth()

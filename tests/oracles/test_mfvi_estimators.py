@@ -63,6 +63,7 @@ def truncated_variance(c):
 # ---- the likelihood term and its gradient, linear network with normal noise
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("values", "variance"),
     [

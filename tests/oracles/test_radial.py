@@ -369,6 +369,7 @@ def shifted(shift, dimension=12, seed=0):
     return RadialNormal(loc, p.scale * (0.4 * random(dimension, seed=seed + 60)).exp()), p
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dimension", [1, 2, 12])
 @pytest.mark.parametrize("shift", [0.0, 0.01, 0.5, 3.0, 20.0])
 def test_radial_divergence_is_unbiased(shift, dimension):
@@ -503,6 +504,7 @@ def test_linear_regression_bound_is_the_closed_form():
     assert loss > -truth.log_evidence(), "a bound on the evidence"
 
 
+@pytest.mark.slow
 def test_linear_regression_optimum_is_reached_by_training():
     """The engine's own noisy training ends near the optimum; tolerances are a few times what was seen."""
     truth = linear.Truth()

@@ -92,6 +92,7 @@ def test_loss_with_the_true_past_is_that_of_the_union(method, samples):
     assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_loss_with_replayed_past_is_unbiased(method):
     """Three new rows and three drawn past ones: the mean is MFVI on the union. False alarm 7e-6."""
     past = remembered(method, in_order=False)
@@ -248,6 +249,7 @@ def test_third_fit_is_the_same_from_a_checkpoint(tmp_path):
 # ---- what it is for, and what it cannot do
 
 
+@pytest.mark.slow
 def test_earlier_classes_are_remembered():
     """Where mean-field VI with its posterior as prior forgets them."""
     fast = {"learning_rate": 0.03}
