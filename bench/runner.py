@@ -395,7 +395,7 @@ def _record(job: _Job, outcome: _Outcome) -> records.Record:
             settings=asdict(choice.method_settings),
             tuning=choice.tuning,
             capabilities=sorted(choice.method.provides),
-            seed_matters=getattr(choice.method.cls, "seed_matters", True),
+            seed_matters=choice.method.cls.seed_matters,
         ),
         preset=choice.preset,
         seed=job.plan.seed,

@@ -339,6 +339,26 @@ def test_only_hooks_trainer_watch_and_stacked_know_lightning():
     }
 
 
+def test_methods_do_not_touch_the_trainer():
+    """What they need of it `bench.hooks` gives: the epoch, its last step, a decision for all processes."""
+    found = [
+        f"{name}:{node.lineno}"
+        for name, path in SOURCES.items()
+        if name.startswith(("bench.methods.", "bench.families."))
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.Attribute) and node.attr in ("trainer", "_trainer")
+    ]
+    assert not found
+
+
+def test_no_file_is_too_long_to_be_read():
+    """In one go: 450 lines in bench, 400 in the contract, which a newcomer reads first."""
+    sources = {name: path for name, path in SOURCES.items() if "bench" in path.relative_to(MAIN).parts}
+    lines = {name: len(path.read_text().splitlines()) for name, path in sources.items()}
+    assert {name: n for name, n in lines.items() if n > 450} == {}
+    assert lines["bench.contract"] < 400
+
+
 def test_only_one_file_knows_wandb():
     assert knowing("wandb") == {"bench.wandb_log"}
 

@@ -373,7 +373,7 @@ def test_committed_record_says_nothing_of_the_seed_that_it_did_not_say_when_it_w
         assert record.method.seed_matters == written.get("seed_matters")
         if record.method.seed_matters is not None:
             cls = registry.method(record.method.name).cls
-            assert record.method.seed_matters == getattr(cls, "seed_matters", True)
+            assert record.method.seed_matters == cls.seed_matters
 
 
 def test_curves_are_read_as_written_and_a_damaged_file_is_one_line(tmp_path):

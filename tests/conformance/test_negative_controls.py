@@ -225,6 +225,12 @@ class SeedsItself(MFVI):
         return super().draw_noise(num_samples, torch.Generator().manual_seed(0))
 
 
+class DeniesItsSeed(MFVI):
+    """Says that the seed does not matter."""
+
+    seed_matters = False
+
+
 class AliasedPrior(MFVI):
     """Hands out a prior that keeps moving with the method."""
 
@@ -376,6 +382,7 @@ BROKEN = [
     (DetachedScale, laws.gradients_reach_every_parameter),
     (Uphill, laws.training_fits_the_data),
     (SeedsItself, laws.seed_decides),
+    (DeniesItsSeed, laws.seed_decides),
     (AliasedPrior, laws.posterior_becomes_the_prior),
     (SharedStart, laws.posterior_becomes_the_prior),
     (UnnormalisedDensity, laws.density_integrates_to_one),
