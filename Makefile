@@ -17,7 +17,7 @@ test test-fast: export OMP_NUM_THREADS := 1
 help:
 	@echo 'make demo       install, then run radial on split_digits (a few seconds, no download of data)'
 	@echo 'make test       every test, with coverage of at least 90 %'
-	@echo 'make test-fast  the tests that take seconds'
+	@echo 'make test-fast  every law once on every method, in under three minutes on two cores'
 	@echo 'make lint       ruff, the wheel, and mypy on the wheel'
 	@echo 'make clean      remove everything that make made, $(VENV) too'
 
