@@ -318,7 +318,7 @@ def test_runs_are_compared(name, runs, tmp_path):
         found = type(run.task).compare(given)
         assert found.rows or found.sentences
         assert all(len(row) == len(found.header) for row in found.rows)
-        assert len(figures.save(found.charts, tmp_path)) == 2 * len(found.charts)
+    assert len(figures.save(found.charts, tmp_path)) == 2 * len(found.charts)  # of both: the dearer to draw
 
 
 @pytest.mark.slow
