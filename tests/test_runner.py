@@ -114,7 +114,7 @@ def test_load_without_checkpoint_is_one_line(done, tmp_path):
 
 
 def orders():
-    """Every method in sequence, or jointly where it cannot go on from its posterior; two of them both ways."""
+    """Every method in sequence, or jointly where it cannot go on from its posterior; two both ways."""
     for name, entry in registry.methods().items():
         both = name in ("map", "mfvi")
         marks = [] if both else pytest.mark.slow
