@@ -236,7 +236,7 @@ def test_stopped_fit_goes_on(case, tmp_path):
     laws.stopped_fit_goes_on(case, tmp_path, None)
 
 
-@cases("mlp", "regression", where=trains)
+@cases(where=trains)
 def test_stopped_fit_goes_on_where_patience_is_counted(case, tmp_path):
     """A fit that was stopped between its best epoch and its end ends with the same numbers."""
     laws.stopped_fit_goes_on(case, tmp_path, 3)

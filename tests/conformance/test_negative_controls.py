@@ -287,6 +287,13 @@ class NarrowPredictions(MFVI):
             return self.likelihood.predict(forward(self.network, narrow, inputs))
 
 
+class OtherFunction(MFVI):
+    """Predicts by another function of its draws than the network."""
+
+    def outputs(self, weights, inputs):
+        return 0.9 * super().outputs(weights, inputs)
+
+
 class UndeclaredDensity(MFVI):
     """Offers what it does not declare."""
 
@@ -390,6 +397,7 @@ BROKEN = [
     (WideDensity, laws.density_fits_the_samples),
     (WrongVariance, laws.moments_are_those_of_the_samples),
     (NarrowPredictions, laws.predictions_are_of_the_weight_samples),
+    (OtherFunction, laws.predictions_are_of_the_weight_samples),
     (UndeclaredDensity, laws.undeclared_capabilities_raise),
     (SilentHistory, laws.history_tells_the_terms),
 ]
