@@ -1,7 +1,8 @@
 """The command line: `bench COMMAND ...`.
 
-Exit codes: 0 done, 1 the run failed, 2 usage, 3 data, 4 the run diverged, 5 the output cannot be written,
-130 stopped by the user. Standard output carries results only; of `bench run` its last line is the directory.
+Exit codes: 0 done, 1 the run failed, 2 usage, 3 data, 4 the run diverged, 5 the output cannot be written; 130,
+143 and 129 stopped by Ctrl-C, SIGTERM and SIGHUP. Standard output carries results only; of `bench run` its last
+line is the directory.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from bench.commands.running import run
 from bench.commands.searching import sweep, tune
 from bench.errors import BenchError, UsageError
 from bench.registry import nearest
+from bench.signals import stoppable
 
 __all__ = ["COMMANDS", "errors", "main", "output"]
 
@@ -36,24 +38,26 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        if not arguments or arguments[0] in ("-h", "--help"):
-            print(f"usage: bench COMMAND ...\n\n{bench.__doc__}\n\ncommands (each with --help):")
-            print("\n".join(f"  {name:9} {text}" for name, (_, text) in COMMANDS.items()))
-            return 0 if arguments else UsageError.exit_code
-        if arguments[0] == "--version":
-            print(f"posterior-bench {bench.__version__}")
-            return 0
-        if arguments[0] not in COMMANDS:
-            raise UsageError(f"unknown command '{arguments[0]}': {nearest(arguments[0], list(COMMANDS))}")
-        code = COMMANDS[arguments[0]][0](arguments[1:])
+        with stoppable(last=arguments is None) as stop:
+            return _answer(sys.argv[1:] if arguments is None else arguments)
     except BenchError as error:
         errors.print(f"bench: {error}", soft_wrap=True)
         return error.exit_code
-    except KeyboardInterrupt:
-        errors.print("bench: stopped; the same command goes on from here")
-        return 130
     except BrokenPipeError:
         return 1
-    return code or 0
+    return stop.exit_code or 0
+
+
+def _answer(arguments: list[str]) -> int:
+    """The exit code of a command that ran."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"usage: bench COMMAND ...\n\n{bench.__doc__}\n\ncommands (each with --help):")
+        print("\n".join(f"  {name:9} {text}" for name, (_, text) in COMMANDS.items()))
+        return 0 if arguments else UsageError.exit_code
+    if arguments[0] == "--version":
+        print(f"posterior-bench {bench.__version__}")
+        return 0
+    if arguments[0] not in COMMANDS:
+        raise UsageError(f"unknown command '{arguments[0]}': {nearest(arguments[0], list(COMMANDS))}")
+    return COMMANDS[arguments[0]][0](arguments[1:]) or 0

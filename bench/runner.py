@@ -360,7 +360,7 @@ def _outcome(job: _Job, log: logging.Logger) -> _Outcome:
         return _Outcome("diverged", time.perf_counter() - began, error, arrays)
     except BenchError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a method that ends the process has a defect like any other
         log.error(traceback.format_exc())
         first = (str(error).strip().splitlines() or [""])[0]
         failure = BenchError(f"failed: {type(error).__name__}: {first}")

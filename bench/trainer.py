@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,7 +102,7 @@ def fit(trainer: pl.Trainer, module: pl.LightningModule, watch: Watch, loader: A
     callbacks: list[Any] = vars(trainer)["callbacks"]  # untyped there
     callbacks.append(watch)
     resume = watch.resume
-    with warnings.catch_warnings(), _interruptible():
+    with warnings.catch_warnings(), _interruptible(trainer):
         warnings.filterwarnings("ignore", module="pytorch_lightning")
         trainer.fit(module, loader, val, ckpt_path=resume, weights_only=True if resume else None)
     module.trainer = None
@@ -123,14 +125,23 @@ def _as_usage_error() -> Iterator[None]:
 
 
 @contextmanager
-def _interruptible() -> Iterator[None]:
-    """Lightning's answer to Ctrl-C, which ends the process, becomes a KeyboardInterrupt for the caller."""
+def _interruptible(trainer: pl.Trainer) -> Iterator[None]:
+    """What a signal does is the process's choice (`bench.signals`), and Ctrl-C a KeyboardInterrupt.
+
+    Lightning would hear SIGTERM even where it is ignored, and end with exit code 0. It answers Ctrl-C by
+    ending the process, and ignores it from then on.
+    """
+    trainer._signal_connector.register_signal_handlers = lambda: None  # type: ignore[method-assign]
+    handler = signal.getsignal(signal.SIGINT)
     try:
         yield
     except SystemExit as error:
         if not isinstance(error.__context__, KeyboardInterrupt):
             raise
         raise KeyboardInterrupt from None
+    finally:
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGINT, handler)
 
 
 @cache

@@ -314,6 +314,13 @@ def test_failed_run_is_recorded_and_the_next_one_replaces_it(tmp_path, monkeypat
     assert "Traceback" not in (again.directory / "log.txt").read_text()
 
 
+def test_method_that_ends_the_process_is_a_failed_run(tmp_path):
+    with pytest.raises(BenchError, match="failed: SystemExit: 0; the traceback is in"):
+        run(tmp_path, "toys:Exits")
+    (path,) = tmp_path.rglob("record.json")
+    assert records.read_record(path.parent).status == "failed"
+
+
 def test_missing_file_of_a_method_is_its_bug_and_no_full_disk(tmp_path):
     with pytest.raises(BenchError, match="failed: FileNotFoundError") as caught:
         run(tmp_path, "toys:MissesFile")

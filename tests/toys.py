@@ -122,6 +122,27 @@ class Waits(MFVI):
         return super().training_step(batch, batch_idx)
 
 
+class Signals(MFVI):
+    """Sends its process the signal `number`, or that in the environment's SIGNALS, at every training step."""
+
+    number: int | None = None
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, torch.Tensor]:
+        """A step of MFVI."""
+        number = self.number or int(os.environ.get("SIGNALS", 0))
+        if number:
+            os.kill(os.getpid(), number)
+        return super().training_step(batch, batch_idx)
+
+
+class Exits(MAP):
+    """Ends the process in its first training step, as if all were well."""
+
+    def loss_terms(self, batch: Batch, noise: Noise) -> tuple[torch.Tensor, torch.Tensor]:
+        """Never returns."""
+        sys.exit(0)
+
+
 class Recorder:
     """An engine that fits nothing and keeps what it was asked; fitted methods are numbered from 1."""
 

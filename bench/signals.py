@@ -1,0 +1,66 @@
+"""Signals that end a command: Ctrl-C, a scheduler's SIGTERM, and SIGHUP of a terminal that is closed."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+_ENDING_SECONDS = 5.0
+"""For so long after a signal further ones are ignored: `timeout` sends two, and users press Ctrl-C twice."""
+
+
+@dataclass
+class Stop:
+    """What stopped a block, if anything did.
+
+    Attributes:
+        exit_code: 128 and the signal's number, as shells have it: 130, 143 or 129; None if nothing did.
+    """
+
+    exit_code: int | None = None
+
+
+@contextmanager
+def stoppable(last: bool = False) -> Iterator[Stop]:
+    """Inside the block every one of the signals is a KeyboardInterrupt, which ends the block in one line.
+
+    So whatever cleans up after Ctrl-C cleans up after the others. A signal that was ignored before (`nohup`)
+    stays ignored. An error into which a library turned the interrupt counts as the interrupt.
+
+    Args:
+        last: Nothing but the end of the process follows the block: once stopped, no signal disturbs it.
+    """
+    stop, heard = Stop(), -float("inf")
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal heard
+        stop.exit_code = 128 + number
+        if time.monotonic() - heard > _ENDING_SECONDS:
+            heard = time.monotonic()
+            raise KeyboardInterrupt
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():  # Python heeds signals in no other
+        before = {
+            number: signal.signal(number, interrupt)
+            for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+            if signal.getsignal(number) not in (signal.SIG_IGN, None)
+        }
+    try:
+        yield stop
+        stop.exit_code = None  # what came to its end was not stopped
+    except BaseException as error:
+        if stop.exit_code is None and not isinstance(error, KeyboardInterrupt):
+            raise
+        stop.exit_code = stop.exit_code or 128 + signal.SIGINT
+        print("bench: stopped; the same command goes on from here", file=sys.stderr, flush=True)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_IGN if last and stop.exit_code else handler)

@@ -1,0 +1,195 @@
+"""Ctrl-C, SIGTERM and SIGHUP end every command in one line, with the exit code that shells expect."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+import toys
+import yaml
+
+import bench
+from bench import cli
+from bench.methods.map import MAP
+from bench.signals import stoppable
+
+LINE = "bench: stopped; the same command goes on from here\n"
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+FIT = ["run", "toys:Signals", "toys:OwnTask"]
+
+
+@pytest.fixture
+def call(capsys, monkeypatch, tmp_path):
+    """Calls `bench ARGUMENTS` in an empty folder; returns exit code, standard output and standard error."""
+    monkeypatch.chdir(tmp_path)
+    before = [signal.getsignal(number) for number, _ in SIGNALS]
+
+    def call(*arguments):
+        capsys.readouterr()
+        code = cli.main([str(a) for a in arguments])
+        assert [signal.getsignal(number) for number, _ in SIGNALS] == before
+        return code, *capsys.readouterr()
+
+    return call
+
+
+# ---- the block
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_signal_ends_the_block_in_one_line(capsys, number, code):
+    cleaned = []
+    with stoppable() as stop:
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(10)
+        finally:
+            cleaned.append(number)
+    assert (stop.exit_code, cleaned, capsys.readouterr()) == (code, [number], ("", LINE))
+
+
+def test_second_signal_does_not_disturb_the_end(capsys):
+    """`timeout` sends SIGTERM twice; what cleans up is not cut short."""
+    cleaned = []
+    with stoppable() as stop:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+            cleaned.append(True)
+    assert (stop.exit_code is not None, cleaned, capsys.readouterr().err) == (True, [True], LINE)
+
+
+def test_interrupt_that_a_library_turned_into_an_error_is_the_interrupt(capsys):
+    """As C extensions do while they are imported; an error without a signal stays what it is."""
+    with stoppable() as stop:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            raise ImportError("initialization failed") from None
+    assert (stop.exit_code, capsys.readouterr().err) == (143, LINE)
+    with pytest.raises(ImportError), stoppable():
+        raise ImportError
+
+
+def test_block_that_comes_to_its_end_was_not_stopped():
+    with stoppable() as stop:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except KeyboardInterrupt:
+            pass
+    assert stop.exit_code is None
+
+
+def test_ignored_signal_stays_ignored_and_other_threads_go_without(capsys):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stoppable() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert stop.exit_code is None
+
+    def elsewhere():
+        with stoppable():
+            pass
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert capsys.readouterr().err == ""
+
+
+# ---- the commands
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS)
+def test_run_that_is_stopped_inside_a_fit_goes_on(call, monkeypatch, tmp_path, number, code):
+    monkeypatch.setattr(toys.Signals, "number", number)
+    assert call(*FIT) == (code, "", LINE)
+    (marker,) = tmp_path.rglob("unfinished.json")
+    assert sorted(path.name for path in marker.parent.iterdir()) == ["log.txt", "unfinished.json"]
+    monkeypatch.setattr(toys.Signals, "number", None)
+    assert call(*FIT)[0] == 0
+    assert (marker.parent / "record.json").exists()
+
+
+def test_signal_that_was_ignored_at_the_start_is_ignored_in_a_fit(call, monkeypatch):
+    """Lightning's own handler would end the run."""
+    monkeypatch.setattr(toys.Signals, "number", signal.SIGTERM)
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        assert cli.main(FIT) == 0
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_sweep_ends_as_a_whole(call, monkeypatch, tmp_path):
+    monkeypatch.setattr(toys.Signals, "number", signal.SIGTERM)
+    grid = {"methods": "toys:Signals", "tasks": "toys:OwnTask", "seeds": [0, 1]}
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(grid))
+    code, out, err = call("sweep", "--grid", "grid.yaml")
+    assert (code, out, err.splitlines()[-1] + "\n") == (143, "", LINE)
+    assert len(list(tmp_path.rglob("unfinished.json"))) == 1
+
+
+def test_tune_ends_as_a_whole(call, monkeypatch, tmp_path):
+    monkeypatch.setattr(MAP, "loss_terms", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    code, out, err = call("tune", "tunables:Obedient", "tunables:Distance", "--budget", "3", "--to", "tuned")
+    assert (code, out, err.splitlines()[-1] + "\n") == (143, "", LINE)
+    assert len(list(tmp_path.rglob("unfinished.json"))) == 1
+    assert not (tmp_path / "tuned").exists()
+
+
+def test_own_module_that_is_stopped_while_it_is_imported(call, tmp_path, monkeypatch):
+    (tmp_path / "slow.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nprint('on')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert call("run", "slow:Method", "toys:OwnTask") == (143, "", LINE)
+    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".pyc"] == ["slow.py"]
+
+
+def test_run_from_python_leaves_the_handlers_alone(tmp_path, monkeypatch):
+    """After Ctrl-C in a fit Lightning would ignore every later one."""
+    before = [signal.getsignal(number) for number, _ in SIGNALS]
+    monkeypatch.setattr(toys.Signals, "number", signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        bench.run("toys:Signals", "toys:OwnTask", out=tmp_path)
+    assert [signal.getsignal(number) for number, _ in SIGNALS] == before
+
+
+# ---- processes
+
+WHILE_TORCH = """
+import os, signal, sys
+class Finder:
+    def find_spec(name, *_):
+        if name == "torch":
+            os.kill(os.getpid(), signal.{number.name})
+sys.meta_path.insert(0, Finder)
+from bench.cli import main
+sys.exit(main(["run", "map", "toy_regression"]))
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), SIGNALS[:2])
+def test_signal_while_torch_is_imported(tmp_path, number, code):
+    program = [sys.executable, "-c", WHILE_TORCH.format(number=number)]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", LINE)
+
+
+@pytest.mark.slow
+def test_process_that_is_terminated_twice(tmp_path):
+    """In a fit, and once more when the line is out: no traceback, 143."""
+    process = toys.start([*FIT, "--threads", "1"], tmp_path, env=toys.environment(SIGNALS=str(int(signal.SIGTERM))))
+    assert process.stderr.readline() == LINE
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)
+    assert (*process.communicate(timeout=60), process.returncode) == ("", "", 143)
+    assert len(list(tmp_path.rglob("unfinished.json"))) == 1
+    assert not list(tmp_path.rglob(".lock"))
