@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,6 +13,7 @@ from pydantic import Field
 from bench import registry
 from bench.registry import Choice
 from bench.settings import Count, Whole, settings
+from bench.trainer import TrainerOptions
 
 
 @settings
@@ -54,20 +57,33 @@ class Plan:
             UsageError: If a name or a setting is wrong, or the method lacks what the task needs.
         """
         return registry.choose(
-            self.method, self.task, self.preset, self.method_settings, self.task_settings, self.members
+            self.method,
+            self.task,
+            self.preset,
+            self.method_settings,
+            self.task_settings,
+            self.members,
+            self.trainer.get("precision", registry.FULL_PRECISION),
         )
 
     @property
     def command(self) -> str:
-        """The command line that makes this run again."""
-        words = ["bench run", self.method, self.task]
+        """The command line that makes this run again: all that changes its numbers, no folders."""
+        words = ["bench", "run", self.method, self.task]
         if self.members is not None:
-            words.append(f"--members {self.members}")
+            words += ["--members", str(self.members)]
         if self.preset != "standard":
-            words.append(f"--preset {self.preset}")
-        for flag, values in (("method", self.method_settings), ("task", self.task_settings)):
-            words += [f"--{flag}.{name} {'null' if v is None else v}" for name, v in values.items()]
-        return " ".join([*words, f"--seed {self.seed}"])
+            words += ["--preset", self.preset]
+        usual = asdict(TrainerOptions())
+        trainer = {name: value for name, value in self.trainer.items() if value != usual[name]}
+        settings = {"method": self.method_settings, "task": self.task_settings, "trainer": trainer}
+        for flag, values in settings.items():
+            for name, value in values.items():
+                words += [f"--{flag}.{name}", "null" if value is None else str(value)]
+        words += ["--seed", str(self.seed)]
+        if self.threads is not None:
+            words += ["--threads", str(self.threads)]
+        return shlex.join(words)
 
     def __str__(self) -> str:
         words = [self.method, self.task]

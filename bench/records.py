@@ -171,6 +171,11 @@ class Record(_Part):
     trainer: dict[str, Any]
     provenance: Provenance
 
+    @property
+    def precision(self) -> str:
+        """Floating-point precision of the training, which is part of the method's identity."""
+        return str(self.trainer["precision"])
+
 
 # ----------------------------------------------------------------------------------------- reading, writing
 

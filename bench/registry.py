@@ -36,6 +36,8 @@ from bench.settings import build
 PRESETS = ("smoke", "standard", "paper")
 TUNED = Path(__file__).parent / "presets" / "tuned"
 """Folder of what `bench tune` found: `<task>/<method>.json`."""
+FULL_PRECISION = "32-true"
+"""What identities take for granted: Lightning's name for training in float32 throughout."""
 _LONGEST_IDENTITY = 120
 Tuning = Literal["published", "tuned", "untuned"]
 """Where the settings of a method come from."""
@@ -254,8 +256,10 @@ def preset_values(method: Entry, task: Entry, preset: str) -> tuple[dict[str, An
     return {**chosen, **method.fixed}, {**task.fixed, **task.presets.get(preset, {})}, provenance
 
 
-def identity(entry: Entry, settings: Any, standard: Any) -> str:
+def identity(entry: Entry, settings: Any, standard: Any, precision: str = FULL_PRECISION) -> str:
     """The name and every setting that differs from the preset `standard`, as one file-safe string.
+
+    Of a method the floating-point precision of its training stands last, where it is not full.
 
     Equal strings mean equal settings. One over 120 characters ends in a hash in place of the rest.
     """
@@ -264,6 +268,8 @@ def identity(entry: Entry, settings: Any, standard: Any) -> str:
     known = methods().get(entry.name)
     if entry.members != (known.members if known else 1):
         differing = {"members": entry.members, **differing}
+    if precision != FULL_PRECISION:
+        differing = {**differing, "precision": precision}
     text = _file_safe(entry.name)
     if differing:
         text += "+" + ",".join(f"{name}={_safe(value)}" for name, value in differing.items())
@@ -307,8 +313,11 @@ def choose(
     method_values: Mapping[str, Any] | None = None,
     task_values: Mapping[str, Any] | None = None,
     members: int | None = None,
+    precision: str = FULL_PRECISION,
 ) -> Choice:
     """Resolves names, preset and overrides; settings other than the preset's are `untuned`.
+
+    The precision of training is part of the method's identity, and no setting of the method.
 
     Raises:
         UsageError: If a name, a preset or a value is wrong, or the method lacks what the task needs.
@@ -337,7 +346,7 @@ def choose(
     return Choice(
         m,
         chosen_m,
-        identity(m, chosen_m, build(m.cls.settings_class, standard_m, "method")),
+        identity(m, chosen_m, build(m.cls.settings_class, standard_m, "method"), precision),
         t,
         chosen_t,
         identity(t, chosen_t, build(t.cls.settings_class, standard_t, "task")),

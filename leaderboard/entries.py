@@ -100,7 +100,13 @@ def identities(record: Record) -> tuple[str, str]:
         )
     }
     choice = registry.choose(
-        method.name, task.name, "standard", open_settings["method"], open_settings["task"], method.members
+        method.name,
+        task.name,
+        "standard",
+        open_settings["method"],
+        open_settings["task"],
+        method.members,
+        record.precision,
     )
     return choice.task_identity, choice.method_identity
 
