@@ -51,11 +51,12 @@ class Plan:
     """Replace what stands in the run's directory."""
 
     def choice(self) -> Choice:
-        """The method and the task with all their settings.
+        """The method and the task with all their settings; imports a user's own.
 
         Raises:
             UsageError: If a name or a setting is wrong, or the method lacks what the task needs.
         """
+        registry.import_own(self.method, self.task)
         return registry.choose(
             self.method,
             self.task,

@@ -1,7 +1,7 @@
 """Names: which methods and tasks there are, their presets, and the identity of a choice of settings.
 
 Methods and tasks are found by listing the files of `bench.methods` and `bench.tasks`; a user's own is named
-`package.module:Class`.
+`package.module:Class`, and is known once `import_own` has imported it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pkgutil
 import re
 import sys
 import tomllib
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -30,8 +31,8 @@ import bench.methods
 import bench.tasks
 from bench.contract import Method, Task
 from bench.ensemble import capabilities
-from bench.errors import UsageError
-from bench.settings import build
+from bench.errors import BenchError, UsageError
+from bench.settings import build, is_settings
 
 PRESETS = ("smoke", "standard", "paper")
 TUNED = Path(__file__).parent / "presets" / "tuned"
@@ -139,29 +140,80 @@ def _of_pattern(name: str, package: Any, known: dict[str, Entry]) -> Entry | Non
     return None
 
 
+_own: dict[str, tuple[type, Any]] = {}
+"""Classes of users' own by their names `package.module:Class`, each with its module."""
+
+
+@contextmanager
+def defects(what: str) -> Iterator[None]:
+    """Tells a defect of a user's own class in one line.
+
+    Raises:
+        UsageError: In place of any other exception of the block: what failed, why, and in which line.
+    """
+    try:
+        yield
+    except BenchError:
+        raise
+    except (Exception, SystemExit) as error:
+        reason = " ".join(str(error).split())
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if isinstance(error, SyntaxError) else f" ({Path(last.filename).name}, line {last.lineno})"
+        raise UsageError(f"{what}: {type(error).__name__}: {reason}{where}") from None
+
+
+def import_own(*names: str) -> None:
+    """Imports users' own methods and tasks and makes them known to this process.
+
+    This is the one door by which code from outside the suite comes in: names that the user typed pass
+    through it, and those that a record holds never do. Names without a colon are installed ones, and need
+    no import.
+
+    Args:
+        names: `package.module:Class`.
+
+    Raises:
+        UsageError: If a module cannot be imported, holds no such class, or its class is no method and no
+            task that could run; one line.
+    """
+    for name in names:
+        module_name, _, class_name = name.partition(":")
+        if not class_name or name in _own:
+            continue
+        if not re.fullmatch(r"[\w-]+(\.[\w-]+)*:\w+", name):
+            raise UsageError(f"cannot import '{name}': must be package.module:Class")
+        if os.getcwd() not in sys.path:  # a script's own folder is there in place of the user's
+            sys.path.append(os.getcwd())
+        with defects(f"cannot import '{name}'"):
+            module = importlib.import_module(module_name)
+            cls = getattr(module, class_name)
+        if not (inspect.isclass(cls) and issubclass(cls, Method | Task)):
+            raise UsageError(f"'{name}' is no Method and no Task of bench.contract")
+        if not is_settings(getattr(cls, "settings_class", None)):
+            raise UsageError(f"'{name}': its settings_class must be a class under @bench.settings.settings")
+        _own[name] = cls, module
+
+
 def _find(name: str, kind: str, known: dict[str, Entry], base: type) -> Entry:
     if name in known:
         return known[name]
     spelled = _of_pattern(name, getattr(bench, f"{kind}s"), known)
     if spelled is not None:
         return spelled
-    module_name, _, class_name = name.partition(":")
-    if not class_name:
+    if ":" not in name:
         raise UsageError(f"unknown {kind} '{name}': {nearest(name, list(known))}")
-    try:
-        if os.getcwd() not in sys.path:  # a script's own folder is there in place of the user's
-            sys.path.append(os.getcwd())
-        module = importlib.import_module(module_name)
-        cls = getattr(module, class_name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise UsageError(f"cannot import the {kind} '{name}': {error}") from None
-    if not (inspect.isclass(cls) and issubclass(cls, base)):
+    if name not in _own:
+        raise UsageError(
+            f"the {kind} '{name}' is not part of this suite: --import {name} runs its code, if you trust it"
+        )
+    cls, module = _own[name]
+    if not issubclass(cls, base):
         raise UsageError(f"'{name}' is no {base.__name__} of bench.contract")
-    return _entry(name, cls, {}, module_name, module)
+    return _entry(name, cls, {}, name.partition(":")[0], module)
 
 
 def method(name: str) -> Entry:
-    """The method of this name, or of this `package.module:Class`.
+    """The method of this name, or of this `package.module:Class` that `import_own` has imported.
 
     Raises:
         UsageError: If there is none; names the nearest.
@@ -170,7 +222,7 @@ def method(name: str) -> Entry:
 
 
 def task(name: str) -> Entry:
-    """The task of this name, or of this `package.module:Class`.
+    """The task of this name, or of this `package.module:Class` that `import_own` has imported.
 
     Raises:
         UsageError: If there is none; names the nearest.
@@ -335,7 +387,8 @@ def choose(
     chosen_t = build(t.cls.settings_class, {**preset_t, **(task_values or {})}, "task")
     if chosen_m != build(m.cls.settings_class, preset_m, "method"):
         tuning = "untuned"
-    requires = t.cls(chosen_t).spec.requires
+    with defects(f"the spec of {t.name}"):
+        requires = t.cls(chosen_t).spec.requires
     lacking = sorted(requires - m.provides)
     if lacking:
         able = [name for name, entry in methods().items() if not requires - entry.provides]

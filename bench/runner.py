@@ -102,16 +102,20 @@ def execute(plan: Plan, observers: tuple[Observer, ...] = ()) -> Run:
     return Run(job.directory)
 
 
-def load(run: str | Path, data_dir: str | None = None) -> Method:
+def load(run: str | Path, data_dir: str | None = None, imports: tuple[str, ...] = ()) -> Method:
     """The fitted method of a finished run, ready to predict.
 
     Args:
         run: The run's directory, with its checkpoints.
         data_dir: Folder with data files; the task's problem is posed again to rebuild the network.
+        imports: Names `package.module:Class` of own methods and tasks whose code may run; a name that the
+            record holds is looked up and never imported.
 
     Raises:
-        UsageError: If the directory holds no completed run with a checkpoint.
+        UsageError: If the directory holds no completed run with a checkpoint, or its method or task is not
+            known.
     """
+    registry.import_own(*imports)
     directory = Path(run)
     record = records.read_record(directory)
     checkpoints = sorted((directory / "checkpoints").glob("*.ckpt"))

@@ -12,10 +12,12 @@ and every field has a default and one line of documentation with its unit.
 
 from __future__ import annotations
 
+from dataclasses import MISSING, fields
 from typing import Annotated, Any, dataclass_transform
 
 import pydantic
 from pydantic import Field
+from pydantic.dataclasses import is_pydantic_dataclass
 
 from bench.errors import UsageError
 
@@ -31,6 +33,13 @@ def settings(cls: type) -> type:
     """Makes a frozen, keyword-only data class whose values are checked against their types and ranges."""
     config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
     return pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=config)
+
+
+def is_settings(cls: Any) -> bool:
+    """Whether something is a settings class, every field of which has a default."""
+    return is_pydantic_dataclass(cls) and all(
+        field.default is not MISSING or field.default_factory is not MISSING for field in fields(cls)
+    )
 
 
 def build(cls: type, values: dict[str, Any], flag: str = "") -> Any:

@@ -237,10 +237,10 @@ def _search(plan: Plan, budget: int) -> _Search:
     """
     if plan.method_settings or plan.task_settings or plan.members is not None:
         raise UsageError("a search chooses the settings itself: give it none, and no members")
+    start = plan.choice()
     entry = registry.method(plan.method)
     if (member := registry.member(entry)) != entry:
         raise UsageError(f"{plan.method} has the settings of {member.name}: tune that")
-    start = plan.choice()
     spec = start.task.cls(start.task_settings).spec
     if spec.validation_metric is None:
         raise UsageError(f"{plan.task} cannot be tuned on: it declares no validation_metric")

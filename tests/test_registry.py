@@ -332,6 +332,7 @@ def test_long_identity_ends_in_a_hash():
 
 
 def test_own_classes_have_identities_without_colon():
+    registry.import_own("toys:OnlyFirstStep", "toys:OwnTask")
     choice = registry.choose("toys:OnlyFirstStep", "toys:OwnTask")
     assert (choice.method_identity, choice.task_identity) == ("toys.OnlyFirstStep", "toys.OwnTask")
     assert registry.method(choice.method.name).cls is choice.method.cls
@@ -342,6 +343,7 @@ def test_own_classes_have_identities_without_colon():
 
 
 def test_lacking_capability_is_refused_with_those_that_have_it():
+    registry.import_own("toys:CannotGoOn")
     with pytest.raises(UsageError, match=r"lacks the capability sequential; methods that have it: .*map"):
         registry.choose("toys:CannotGoOn", "split_digits")
     registry.choose("toys:CannotGoOn", "split_digits", task_values={"order": "joint"})

@@ -183,7 +183,7 @@ def test_number_that_is_not_finite_stays_out_of_the_record_and_in_the_curves(tmp
         ({"task_settings": {"dataset": "mnist"}}, "--task.dataset: split_digits has no such setting"),
         ({"trainer": {"devises": 2}}, "--trainer.devises 2: "),
         ({"method": "toys:CannotGoOn"}, "lacks the capability sequential; .* map, "),
-        ({"method": "toys:NoSuchClass"}, "cannot import the method 'toys:NoSuchClass'"),
+        ({"method": "toys:NoSuchClass"}, "cannot import 'toys:NoSuchClass'"),
         ({"method": "toys:OwnTask"}, "'toys:OwnTask' is no Method"),
     ],
 )

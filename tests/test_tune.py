@@ -22,6 +22,7 @@ from bench.plan import Plan
 from bench.settings import build
 
 METHOD, TASK = "tunables:Obedient", "tunables:Distance"
+registry.import_own(METHOD)
 CLOSEST = {"learning_rate": (1e-4, 1.0, "log"), "size": (1, 9, "linear")}
 
 

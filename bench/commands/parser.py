@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from typing import Any, NoReturn
 
@@ -9,7 +10,7 @@ import jsonargparse
 from rich.console import Console
 
 from bench.errors import UsageError
-from bench.registry import nearest
+from bench.registry import import_own, nearest
 
 jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -45,6 +46,25 @@ def _one_line(message: str, flags: list[str]) -> str:
     if required and f"--{required[1]}" in flags:
         return f"--{required[1]} is required"
     return " ".join(message.split())
+
+
+class _Import(argparse.Action):
+    """Imports at once, so that every command finds what `--import` names without a word of its own."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if ":" not in values:
+            raise UsageError(f"--import {values}: must be package.module:Class")
+        import_own(values)
+
+
+def add_imports(parser: Parser) -> None:
+    """Adds `--import`, which every command that reads records has: a record's name is never imported."""
+    parser.add_argument(
+        "--import",
+        action=_Import,
+        metavar="package.module:Class",
+        help="run the code of an own method or task that records name; may be given several times",
+    )
 
 
 def add_run_arguments(parser: Parser) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from bench.commands.parser import Parser, output
+from bench.commands.parser import Parser, add_imports, output
 from bench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def show(arguments: list[str]) -> None:
     """Prints the record of a run."""
     parser = Parser("bench show", description="Show the record of a run.")
     parser.add_argument("RUN", type=str, help="directory of a run")
+    add_imports(parser)
     print_record(Path(parser.parse_args(arguments).RUN), output)
 
 
@@ -74,6 +75,7 @@ def draw(arguments: list[str]) -> None:
         default=None,
         help="folder for figures of all runs together; without it each run's own are drawn in its directory",
     )
+    add_imports(parser)
     chosen = parser.parse_args(arguments)
     if chosen.to is not None:
         _draw_together(chosen.RUN, Path(chosen.to))
@@ -126,6 +128,7 @@ def record(arguments: list[str]) -> None:
     )
     parser.add_argument("--to", type=str, default=str(RECORDS), help="folder of the committed records")
     parser.add_argument("--force", action="store_true", help="replace an older record of the same run")
+    add_imports(parser)
     chosen = parser.parse_args(arguments)
     for name in chosen.RUN:
         output.print(str(add(Path(name), Path(chosen.to), chosen.force)), soft_wrap=True)
@@ -143,6 +146,7 @@ def reference(arguments: list[str]) -> None:
     )
     parser.add_argument("--to", type=str, default=str(FOLDER), help="folder of the references")
     parser.add_argument("--force", action="store_true", help="replace an older reference of the same target")
+    add_imports(parser)
     chosen = parser.parse_args(arguments)
     for name in chosen.RUN:
         output.print(str(add(Path(name), Path(chosen.to), chosen.force)), soft_wrap=True)

@@ -74,6 +74,7 @@ def _run_parser(method: str | None, task: str | None, preset: str) -> Parser:
     if method is not None and task is not None:
         from bench.engine import TrainerOptions
 
+        registry.import_own(method, task)
         m, t = registry.method(method), registry.task(task)
         preset_m, preset_t, _ = registry.preset_values(m, t, preset)
         for entry, flag, values in ((m, "method", preset_m), (t, "task", preset_t)):

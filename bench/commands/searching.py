@@ -102,6 +102,7 @@ def tune(arguments: list[str]) -> None:
         help="run failed configurations and those of another source again, replace any earlier result",
     )
     chosen = parser.parse_args(arguments)
+    registry.import_own(chosen.METHOD, chosen.TASK)
     registry.method(chosen.METHOD), registry.task(chosen.TASK)  # before a warning that speaks of them
     options = {name: chosen[name] for name in ("seed", "preset", "out", "data_dir", "threads", "force")}
     plan = build(Plan, {"method": chosen.METHOD, "task": chosen.TASK, **options})
