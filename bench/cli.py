@@ -1,8 +1,8 @@
 """The command line: `bench COMMAND ...`.
 
-Exit codes: 0 done, 1 the run failed, 2 usage, 3 data, 4 the run diverged, 5 the output cannot be written; 130,
-143 and 129 stopped by Ctrl-C, SIGTERM and SIGHUP. Standard output carries results only; of `bench run` its last
-line is the directory.
+Exit codes: 0 done, 1 the run failed, 2 usage, 3 data, 4 the run diverged, 5 the output cannot be written;
+130, 143 and 129 stopped by Ctrl-C, SIGTERM and SIGHUP. Standard output carries results only; of `bench run`
+its last line is the directory.
 """
 
 from __future__ import annotations

@@ -119,6 +119,11 @@ class Engine:
             raise UsageError("--trainer.stacked and --trainer.compiled: what is side by side is not compiled")
         return self._alone.global_rank
 
+    @property
+    def world_size(self) -> int:
+        """How many processes share a fit."""
+        return self._alone.world_size
+
     @cached_property
     def _alone(self) -> Trainer:
         """A Trainer that trains nothing, and knows device and processes."""

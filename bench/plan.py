@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import shlex
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from pydantic import Field
 
@@ -76,7 +77,7 @@ class Plan:
         if self.preset != "standard":
             words += ["--preset", self.preset]
         usual = asdict(TrainerOptions())
-        trainer = {name: value for name, value in self.trainer.items() if value != usual[name]}
+        trainer = {name: value for name, value in self.trainer.items() if value != usual.get(name)}
         settings = {"method": self.method_settings, "task": self.task_settings, "trainer": trainer}
         for flag, values in settings.items():
             for name, value in values.items():
@@ -91,3 +92,35 @@ class Plan:
         words += [f"{name}={value}" for name, value in {**self.method_settings, **self.task_settings}.items()]
         words += [f"members={self.members}"] if self.members is not None else []
         return " ".join([*words, f"seed {self.seed}"])
+
+
+class Options(TypedDict, total=False):
+    """The fields of a plan but method and task, for editors and type checkers; a test holds it so."""
+
+    preset: str
+    seed: int
+    method_settings: Mapping[str, Any]
+    task_settings: Mapping[str, Any]
+    members: int | None
+    trainer: Mapping[str, Any]
+    threads: int | None
+    out: Path | str
+    data_dir: str | None
+    wandb: Literal["off", "offline", "online"]
+    force: bool
+
+
+def shown(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a function that takes `Options`, with each option and its default, for `help`."""
+    own = inspect.signature(function)
+    plan = {field.name: field for field in fields(Plan)}
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default={} if plan[name].default is MISSING else plan[name].default,
+            annotation=annotation,
+        )
+        for name, annotation in Options.__annotations__.items()
+    ]
+    return own.replace(parameters=[*list(own.parameters.values())[:-1], *options])

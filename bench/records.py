@@ -19,7 +19,7 @@ import io
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version as installed_version
 from importlib.util import find_spec
 from pathlib import Path
@@ -86,7 +86,7 @@ class FitPart(_Part):
         steps: Training steps, those of pretraining included.
         seconds: Wall-clock time.
         compiled: Whether the training step was compiled (`bench.compiled`).
-        diagnostics: Numbers by which the method says how far the fit can be trusted.
+        diagnostics: Numbers by which the method says how far the fit can be trusted, where they are finite.
     """
 
     stage: str
@@ -115,6 +115,7 @@ class Provenance(_Part):
         version: Version of this package.
         source_hash: `source_hash` of the suite.
         method_file_hash: Hash of the file that defines the method, which may be a user's own.
+        task_file_hash: Hash of the file that defines the task. None in records from before it was kept.
         commit: Commit of the git repository in which that file lies; None outside a repository.
         dirty: Whether that repository held source that no commit holds; None outside a repository.
         arrays_digest: `bench.data.array_digest` of the arrays; None if the run left none.
@@ -123,6 +124,7 @@ class Provenance(_Part):
     version: str
     source_hash: str
     method_file_hash: str
+    task_file_hash: str | None = None
     commit: str | None
     dirty: bool | None
     arrays_digest: str | None
@@ -146,7 +148,7 @@ class Record(_Part):
         validation: Last value of each number that was logged on validation data.
         fits: The fits, in order.
         diagnostics: Diagnostics of predictions, of each the largest over the run (`prediction_rhat`).
-        seconds: Wall-clock time of the run.
+        seconds: Wall-clock time of the run, summed over its starts where it was stopped.
         environment: On what it was computed.
         trainer: Options of Lightning's Trainer.
         provenance: From which source it was made.
@@ -227,13 +229,26 @@ def read_arrays(directory: Path) -> Arrays:
     return arrays
 
 
-def write_curves(directory: Path, rows: Iterable[Row]) -> None:
+def write_curves(directory: Path, rows: Iterable[Sequence[Any]]) -> None:
     """Writes `curves.csv`."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Row._fields)
     writer.writerows(rows)
     write(directory / "curves.csv", text.getvalue().encode())
+
+
+def replace_curves(directory: Path, rows: list[Row]) -> None:
+    """Puts rows into `curves.csv` in place of those of the same curve and series; others stay as they are.
+
+    Raises:
+        UsageError: If there is none or it is not of that form.
+    """
+    read_curves(directory)
+    new = {(row.curve, row.series) for row in rows}
+    with (directory / "curves.csv").open(newline="") as file:
+        _, *kept = csv.reader(file)  # numbers as they are written
+    write_curves(directory, [*rows, *(row for row in kept if tuple(row[:2]) not in new)])
 
 
 def read_curves(directory: Path) -> list[Row]:
@@ -326,8 +341,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip()
 
 
-def provenance(method_file: Path, arrays_digest: str | None) -> Provenance:
-    """Provenance of a run of the method in this file."""
+def provenance(method_file: Path, arrays_digest: str | None, task_file: Path | None = None) -> Provenance:
+    """Provenance of a run of the method in this file on the task in that."""
     commit = _git(method_file.parent, "rev-parse", "HEAD")
     top = _git(method_file.parent, "rev-parse", "--show-toplevel")
     changed = _git(Path(top), "status", "--porcelain", "--", "*.py", "*.toml") if top else None
@@ -335,6 +350,7 @@ def provenance(method_file: Path, arrays_digest: str | None) -> Provenance:
         version=bench.__version__,
         source_hash=source_hash(),
         method_file_hash=file_hash(method_file),
+        task_file_hash=None if task_file is None else file_hash(task_file),
         commit=commit,
         dirty=None if changed is None else bool(changed),
         arrays_digest=arrays_digest,

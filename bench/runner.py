@@ -8,32 +8,28 @@ is made of what came out, everything is written. The directory of a run is
 
 from __future__ import annotations
 
-import inspect
-import json
 import logging
 import math
-import shutil
-import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import torch
 
 from bench import figures, records, registry
+from bench.claim import Claim, claimed, log_file
 from bench.contract import Arrays, FinishedRun, Method, Row, Task
 from bench.data import array_digest
-from bench.engine import Engine, TrainerOptions
+from bench.engine import Engine
 from bench.ensemble import Ensemble
-from bench.errors import BenchError, Diverged, UsageError
-from bench.files import LOCK, locked, write, writing
-from bench.plan import Plan
-from bench.registry import Choice
+from bench.errors import BenchError, Diverged, OutputError, UsageError
+from bench.job import Job, made_already, make
+from bench.plan import Options, Plan, shown
 from bench.settings import build
 
 Observer = Callable[[str, dict[str, Any]], None]
@@ -48,10 +44,13 @@ class Run:
         directory: Where it lies.
         is_first_process: False in a further process of a distributed run, which computes along and writes
             nothing.
+        notices: Sentences on what was out of the ordinary: the run was there already, its figures could not
+            be drawn.
     """
 
     directory: Path
     is_first_process: bool = True
+    notices: tuple[str, ...] = ()
 
     @cached_property
     def record(self) -> records.Record:
@@ -59,18 +58,20 @@ class Run:
         return records.read_record(self.directory)
 
 
-def run(method: str, task: str, *, observers: tuple[Observer, ...] = (), **options: Any) -> Run:
+def run(method: str, task: str, *, observers: tuple[Observer, ...] = (), **options: Unpack[Options]) -> Run:
     """Fits a method on a task, scores it, and writes the record; what `bench run` does.
+
+    A run that is there already is returned as it is, and so is told where the suite's source is another by
+    now; a run that was stopped goes on.
 
     Args:
         method: Name of the method, or `package.module:Class`.
         task: Name of the task, or `package.module:Class`.
         observers: Called with (event, values) on every stage, epoch and logged number.
-        options: Further fields of `bench.plan.Plan`: preset, seed, method_settings, task_settings, members,
-            trainer, threads, out, data_dir, wandb, force.
+        options: Further fields of `bench.plan.Plan`, which says what they mean.
 
     Raises:
-        UsageError: If an argument is wrong or a finished run stands in the way.
+        UsageError: If an argument is wrong, or another run stands in the way.
         DataError: If the task's data cannot be had.
         Diverged: If the run diverged; its record says so.
         OutputError: If the results cannot be written.
@@ -79,27 +80,34 @@ def run(method: str, task: str, *, observers: tuple[Observer, ...] = (), **optio
     return execute(build(Plan, {"method": method, "task": task, **options}), observers)
 
 
+run.__signature__ = shown(run)  # type: ignore[attr-defined]  # for `help`; editors read `Options`
+
+
 def execute(plan: Plan, observers: tuple[Observer, ...] = ()) -> Run:
     """Runs a plan; see `run`."""
-    job = _job(plan)
+    job = make(plan)
+    if (record := made_already(job)) is not None:
+        return _as_it_is(job, record, observers)
     if job.engine.check() > 0:
         _compute(job.protocol, job.engine)
         return Run(job.directory, is_first_process=False)
+    notices: list[str] = []
     with (
-        _claimed(job),
-        _log_file(job.directory / "log.txt") as log,
-        _observed(job, (*observers, _logging(log))),
+        claimed(job.directory, job.fingerprint, plan.force) as claim,
+        log_file(job.directory / "log.txt") as log,
+        _observed(job, (claim.observe, *observers, _noticing(notices), _logging(log))) as tell,
     ):
-        log.info(plan.command)
-        outcome = _outcome(job, log)
+        log.info(job.command)
+        outcome = _outcome(job, claim, log)
         record = _record(job, outcome)
-        _write(job, outcome, record)
+        _write(job, outcome, record, log, tell)
+        claim.marker.unlink(missing_ok=True)
         log.info(f"{outcome.status} in {outcome.seconds:.1f} s: {record.metrics}")
         if (failure := outcome.failure) is not None:
             where = f"the traceback is in {job.directory}/log.txt"
             hint = where if outcome.status == "failed" else f"recorded in {job.directory}"
             raise type(failure)(f"{failure}; {hint}")
-    return Run(job.directory)
+    return Run(job.directory, notices=tuple(notices))
 
 
 def load(run: str | Path, data_dir: str | None = None, imports: tuple[str, ...] = ()) -> Method:
@@ -178,123 +186,36 @@ def load_scores(directory: Path) -> tuple[Task, Arrays]:
     return task_of(records.read_record(directory)), records.read_arrays(directory)
 
 
+def redraw(directory: Path) -> list[Path]:
+    """Makes the figures of a finished run anew, and the task's own curves; returns the figures' paths.
+
+    Losses and validation numbers in `curves.csv` come from the run itself, and stay.
+
+    Raises:
+        UsageError: If the directory holds no run with arrays, or its task cannot be found or has a defect.
+        OutputError: If they cannot be written.
+    """
+    task, arrays = load_scores(directory)
+    with registry.defects(f"the figures of {directory}"):
+        paths = figures.save(task.figures(arrays), directory / "figures")
+    with registry.defects(f"the curves of {directory}"):
+        records.replace_curves(directory, _checked(task.curves(arrays)))
+    return paths
+
+
 # ------------------------------------------------------------------------------------------- before the run
 
 
-@dataclass(frozen=True)
-class _Job:
-    """A plan and what was made of it; `digest` is that of the task's data."""
-
-    plan: Plan
-    choice: Choice
-    protocol: Task
-    digest: str
-    engine: Engine
-    directory: Path
-
-    @property
-    def method_file(self) -> Path:
-        """The file that defines the method."""
-        return Path(inspect.getfile(self.choice.method.cls))
-
-
-def _job(plan: Plan) -> _Job:
-    """Makes task and engine of a plan; whatever can be refused without a run is refused here."""
-    choice = plan.choice()
-    options = build(TrainerOptions, dict(plan.trainer), "trainer")
-    protocol: Task = choice.task.cls(choice.task_settings, plan.data_dir)
-    digest = protocol.data_digest()
-    if plan.threads is not None:
-        torch.set_num_threads(plan.threads)
-    directory = plan.out / choice.directory(plan.seed)
-    engine = Engine(
-        choice.method.cls,
-        choice.method_settings,
-        plan.seed,
-        directory / "checkpoints",
-        options,
-        choice.method.members,
-    )
-    return _Job(plan, choice, protocol, digest, engine, directory)
-
-
-def _fingerprint(job: _Job) -> dict[str, Any]:
-    """Everything that must be equal for an unfinished run to go on."""
-    return {
-        "method": asdict(job.choice.method_settings) | {"members": job.choice.method.members},
-        "task": asdict(job.choice.task_settings),
-        "seed": job.plan.seed,
-        "data": job.digest,
-        "threads": torch.get_num_threads(),
-        "trainer": asdict(job.engine.options),
-        "source": records.source_hash(),
-        "method_file": records.file_hash(job.method_file),
-    }
-
-
-@contextmanager
-def _claimed(job: _Job) -> Iterator[None]:
-    """Claims the run's directory, or says in one line why it cannot be had; a refused run leaves none."""
-    fingerprint = _fingerprint(job)
-    was_there = job.directory.exists()
-    with locked(job.directory):
-        try:
-            _make_room(job.directory, job.plan.force)
-            _mark(job.directory, fingerprint)
-            yield
-        except UsageError:
-            if not was_there:
-                shutil.rmtree(job.directory, ignore_errors=True)
-            raise
-
-
-def _make_room(directory: Path, force: bool) -> None:
-    """Empties a directory that holds a failed run, or any run under `force`."""
-    finished = (directory / "record.json").exists()
-    if finished and not force and (status := records.read_record(directory).status) != "failed":
-        raise UsageError(f"{directory} holds a {status} run: it is kept; --force replaces it")
-    if finished or force:
-        for path in directory.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name != LOCK:
-                path.unlink()
-
-
-def _mark(directory: Path, fingerprint: dict[str, Any]) -> None:
-    """Writes `unfinished.json`; refuses a directory whose unfinished run had another fingerprint."""
-    marker = directory / "unfinished.json"
-    content = json.dumps(fingerprint, indent=2, sort_keys=True).encode()
-    if marker.exists() and marker.read_bytes() != content:
-        old = json.loads(marker.read_bytes())
-        differs = ", ".join(k for k in fingerprint if old.get(k) != fingerprint[k])
-        raise UsageError(f"{directory} holds an unfinished run with another {differs}; --force starts anew")
-    write(marker, content)
-
-
-class _LogHandler(logging.FileHandler):
-    """Ends the run in one line if the disk is full, where logging would print a traceback for every line."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        with writing(Path(self.baseFilename)):
-            raise
-
-
-@contextmanager
-def _log_file(path: Path) -> Iterator[logging.Logger]:
-    logger = logging.getLogger(f"bench.run.{path}")
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    with writing(path):
-        handler = _LogHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logger.addHandler(handler)
-    try:
-        yield logger
-    finally:
-        logger.removeHandler(handler)
-        with writing(path):
-            handler.close()
+def _as_it_is(job: Job, record: records.Record, observers: tuple[Observer, ...]) -> Run:
+    """A run that was made already, told as such; raises Diverged if it diverged."""
+    same = record.provenance.source_hash == records.source_hash()
+    source = "" if same else " by another version of the suite"
+    told = f"{job.directory} holds this run, made {record.created}{source}; --force makes it anew"
+    if record.status == "diverged":
+        raise Diverged(f"{record.reason}; {told}")
+    for observer in observers:
+        observer("notice", {"text": told})
+    return Run(job.directory, notices=(told,))
 
 
 def _logging(log: logging.Logger) -> Observer:
@@ -304,9 +225,17 @@ def _logging(log: logging.Logger) -> Observer:
     return observe
 
 
+def _noticing(notices: list[str]) -> Observer:
+    def observe(event: str, values: dict[str, Any]) -> None:
+        if event == "notice":
+            notices.append(values["text"])
+
+    return observe
+
+
 @contextmanager
-def _observed(job: _Job, observers: tuple[Observer, ...]) -> Iterator[None]:
-    """Has the observers told of the run, and Weights & Biases if the plan says so."""
+def _observed(job: Job, observers: tuple[Observer, ...]) -> Iterator[Observer]:
+    """Has the observers told of the run, and Weights & Biases if the plan says so; gives who tells them."""
     wandb: AbstractContextManager[Observer | None] = nullcontext()
     if job.plan.wandb != "off":
         from bench.wandb_log import logged
@@ -314,8 +243,13 @@ def _observed(job: _Job, observers: tuple[Observer, ...]) -> Iterator[None]:
         wandb = logged(job.plan.wandb, job.directory, job.choice, job.plan.seed)
     with wandb as further:
         told = observers if further is None else (*observers, further)
-        job.engine.observe(lambda event, values: [observer(event, values) for observer in told])
-        yield
+
+        def tell(event: str, values: dict[str, Any]) -> None:
+            for observer in told:
+                observer(event, values)
+
+        job.engine.observe(tell)
+        yield tell
 
 
 # ------------------------------------------------------------------------------------------- the run itself
@@ -339,47 +273,48 @@ def _compute(protocol: Task, engine: Engine) -> Arrays:
 class _Outcome:
     """The result of a run. A completed run has arrays and scores; any other has a failure.
 
-    A run found to have diverged when it was scored has arrays too: they are what the verdict rests on.
+    A run found to have diverged when it was scored has arrays too: they are what the verdict rests on. So has
+    one whose score has a bug. They are written already.
     """
 
     status: Literal["completed", "diverged", "failed"]
     seconds: float
     failure: BenchError | None = None
     arrays: Arrays | None = None
+    digest: str | None = None
     scores: records.Scores | None = None
 
 
-def _outcome(job: _Job, log: logging.Logger) -> _Outcome:
-    """Runs and scores the task.
+def _outcome(job: Job, claim: Claim, log: logging.Logger) -> _Outcome:
+    """Runs the task, writes its arrays, and scores it.
 
     A run that diverges is a result. So is a defect, in the suite or in a user's own method or task: it is
     recorded, then told.
     """
-    began = time.perf_counter()
-    arrays = None
+    arrays = digest = None
     try:
-        arrays = _compute(job.protocol, job.engine)
+        found = _compute(job.protocol, job.engine)
+        records.write_arrays(job.directory, found)
+        arrays, digest = found, array_digest(found)
         scores = records.split_metrics(job.protocol.score(arrays), job.protocol.spec)
     except Diverged as error:
-        return _Outcome("diverged", time.perf_counter() - began, error, arrays)
+        return _Outcome("diverged", claim.seconds, error, arrays, digest)
     except BenchError:
         raise
     except (Exception, SystemExit) as error:  # a method that ends the process has a defect like any other
         log.error(traceback.format_exc())
-        first = (str(error).strip().splitlines() or [""])[0]
-        failure = BenchError(f"failed: {type(error).__name__}: {first}")
-        return _Outcome("failed", time.perf_counter() - began, failure)
-    return _Outcome("completed", time.perf_counter() - began, None, arrays, scores)
+        failure = BenchError(f"failed: {_first_line(error)}")
+        return _Outcome("failed", claim.seconds, failure, arrays, digest)
+    return _Outcome("completed", claim.seconds, None, arrays, digest, scores)
 
 
 # -------------------------------------------------------------------------------------------- after the run
 
 
-def _record(job: _Job, outcome: _Outcome) -> records.Record:
+def _record(job: Job, outcome: _Outcome) -> records.Record:
     choice, engine, spec = job.choice, job.engine, job.protocol.spec
     nothing = dict.fromkeys(spec.metrics), dict.fromkeys(spec.metrics, f"the run {outcome.status}")
     metrics, undefined = outcome.scores or nothing
-    digest = None if outcome.arrays is None else array_digest(outcome.arrays)
     return records.Record(
         schema_version=records.SCHEMA_VERSION,
         status=outcome.status,
@@ -403,36 +338,71 @@ def _record(job: _Job, outcome: _Outcome) -> records.Record:
         ),
         preset=choice.preset,
         seed=job.plan.seed,
-        command=job.plan.command,
+        command=job.command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         metrics=metrics,
         undefined=undefined,
-        validation=_last_finite(engine.logged),
-        fits=[records.FitPart(**fit) for fit in engine.fits],
-        diagnostics=engine.diagnostics,
+        validation=_finite({name: value for name, _, _, value in engine.logged}),
+        fits=[records.FitPart(**fit | {"diagnostics": _finite(fit["diagnostics"])}) for fit in engine.fits],
+        diagnostics=_finite(engine.diagnostics),
         seconds=round(outcome.seconds, 3),
         environment=records.environment(records.device_name(engine.device)),
         trainer=asdict(engine.options),
-        provenance=records.provenance(job.method_file, digest),
+        provenance=records.provenance(job.method_file, outcome.digest, job.task_file),
     )
 
 
-def _last_finite(logged: list[tuple[str, str, float, float]]) -> dict[str, float]:
-    """The last value of each logged number, left out where it is not finite."""
-    last = {name: value for name, _, _, value in logged}
-    return {name: value for name, value in last.items() if math.isfinite(value)}
+def _finite(values: dict[str, Any]) -> dict[str, float]:
+    """Numbers as a record keeps them: one that is not finite, or none at all, is left out."""
+    found = {}
+    for name, value in values.items():
+        with suppress(TypeError, ValueError):
+            if math.isfinite(number := float(value)):
+                found[name] = number
+    return found
 
 
-def _write(job: _Job, outcome: _Outcome, record: records.Record) -> None:
-    """Writes everything, `record.json` last: a directory with it holds a finished run."""
-    directory, engine, arrays = job.directory, job.engine, outcome.arrays
+def _write(job: Job, outcome: _Outcome, record: records.Record, log: logging.Logger, tell: Observer) -> None:
+    """Writes what is not written yet, `record.json` last: a directory with it holds a finished run."""
+    directory, engine, task, arrays = job.directory, job.engine, job.protocol, outcome.arrays
+    own: list[Row] = []
     rows = [Row(f"{name} (validation)", stage, x, value) for name, stage, x, value in engine.logged]
     for stage, history in engine.histories:
         rows += [Row(k, stage, r["epoch"], v) for r in history for k, v in r.items() if k != "epoch"]
     if arrays is not None:
-        rows = job.protocol.curves(arrays) + rows
-        records.write_arrays(directory, arrays)
-        figures.save(job.protocol.figures(arrays), directory / "figures")
-    records.write_curves(directory, rows)
+        with _spared(directory, log, tell, "curves"):
+            own = _checked(task.curves(arrays))
+        with _spared(directory, log, tell, "figures"):
+            figures.save(task.figures(arrays), directory / "figures")
+    records.write_curves(directory, own + rows)
     records.write_record(directory, record)
-    (directory / "unfinished.json").unlink(missing_ok=True)
+
+
+@contextmanager
+def _spared(directory: Path, log: logging.Logger, tell: Observer, what: str) -> Iterator[None]:
+    """A defect of the task inside the block costs its curves or figures, and not the run: it is told."""
+    try:
+        yield
+    except OutputError:
+        raise
+    except (Exception, SystemExit) as error:
+        log.error(traceback.format_exc())
+        text = (
+            f"the task cannot make its {what}: {_first_line(error)}; "
+            f"the traceback is in {directory}/log.txt; once mended, bench figures {directory} makes them"
+        )
+        tell("notice", {"text": text})
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error is, in one line."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
+def _checked(rows: list[Row]) -> list[Row]:
+    """The rows, if they are points of curves; raises ValueError or TypeError if they are not."""
+    for curve, series, x, value in rows:
+        if not (isinstance(curve, str) and isinstance(series, str)):
+            raise TypeError(f"curve and series must be text, not {curve!r} and {series!r}")
+        float(x), float(value)
+    return rows

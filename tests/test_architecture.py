@@ -60,7 +60,7 @@ FLOORS = {
         *("bench.watch", "bench.trainer", "bench.engine"),
     },
     "names and records": {"bench.registry", "bench.records"},
-    "one run": {"bench.plan", "bench.runner", "bench.wandb_log"},
+    "one run": {"bench.plan", "bench.claim", "bench.job", "bench.runner", "bench.wandb_log"},
     "many runs": {"bench.sweep", "bench.tune", "bench.leaderboard.*"},
     "command line": {"bench.progress", "bench.commands.*", "bench.cli", "bench.__main__"},
 }

@@ -1,5 +1,6 @@
 """Ctrl-C, SIGTERM and SIGHUP end every command in one line, with the exit code that shells expect."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -77,11 +78,8 @@ def test_interrupt_that_a_library_turned_into_an_error_is_the_interrupt(capsys):
 
 
 def test_block_that_comes_to_its_end_was_not_stopped():
-    with stoppable() as stop:
-        try:
-            os.kill(os.getpid(), signal.SIGTERM)
-        except KeyboardInterrupt:
-            pass
+    with stoppable() as stop, contextlib.suppress(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGTERM)
     assert stop.exit_code is None
 
 
@@ -147,7 +145,7 @@ def test_tune_ends_as_a_whole(call, monkeypatch, tmp_path):
 
 
 def test_own_module_that_is_stopped_while_it_is_imported(call, tmp_path, monkeypatch):
-    (tmp_path / "slow.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nprint('on')\n")
+    (tmp_path / "slow.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nopen()\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert call("run", "slow:Method", "toys:OwnTask") == (143, "", LINE)
     assert [path.name for path in tmp_path.iterdir() if path.suffix != ".pyc"] == ["slow.py"]
@@ -186,7 +184,8 @@ def test_signal_while_torch_is_imported(tmp_path, number, code):
 @pytest.mark.slow
 def test_process_that_is_terminated_twice(tmp_path):
     """In a fit, and once more when the line is out: no traceback, 143."""
-    process = toys.start([*FIT, "--threads", "1"], tmp_path, env=toys.environment(SIGNALS=str(int(signal.SIGTERM))))
+    environment = toys.environment(SIGNALS=str(int(signal.SIGTERM)))
+    process = toys.start([*FIT, "--threads", "1"], tmp_path, env=environment)
     assert process.stderr.readline() == LINE
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)

@@ -61,7 +61,7 @@ def show(arguments: list[str]) -> None:
 
 def draw(arguments: list[str]) -> None:
     """Draws every run by itself, or with --to all runs together, as their tasks say."""
-    from bench.runner import load_scores
+    from bench.runner import redraw
 
     parser = Parser(
         "bench figures",
@@ -81,8 +81,8 @@ def draw(arguments: list[str]) -> None:
         _draw_together(chosen.RUN, Path(chosen.to))
         return
     for name in chosen.RUN:
-        task, arrays = load_scores(Path(name))
-        _save(task.figures(arrays), Path(name) / "figures")
+        for path in redraw(Path(name)):
+            output.print(str(path), soft_wrap=True)
 
 
 def _draw_together(names: list[str], folder: Path) -> None:
