@@ -59,12 +59,15 @@ class Claim:
 
     def _seconds_of_earlier_starts(self) -> float:
         try:
-            old = dict(json.loads(self.marker.read_bytes()))
+            old = json.loads(self.marker.read_bytes())
             seconds = float(old.get("seconds", 0.0))
-        except (ValueError, TypeError):
+            damaged = not 0.0 <= seconds < float("inf")
+        except (ValueError, TypeError, AttributeError):
+            damaged = True
+        if damaged:
             raise UsageError(
                 f"{self.marker} is damaged, so that nobody knows what the run was; --force starts anew"
-            ) from None
+            )
         if differing := ", ".join(k for k, v in self._fingerprint.items() if old.get(k) != v):
             where = self.marker.parent
             raise UsageError(f"{where} holds an unfinished run with another {differing}; --force starts anew")

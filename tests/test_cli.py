@@ -5,6 +5,7 @@ import inspect
 import itertools
 import json
 import re
+import shlex
 import textwrap
 from dataclasses import fields
 from pathlib import Path
@@ -184,13 +185,22 @@ def test_truncated_data_is_one_line(call, tmp_path):
     assert "truncated" in err
 
 
-def test_finished_run_in_the_way_is_one_line(call):
-    assert call(*SMOKE)[0] == 0
+def test_finished_run_is_shown_and_told(call):
+    first = call(*SMOKE)
     code, out, err = call(*SMOKE)
-    assert (code, out) == (2, "")
-    assert len(err.splitlines()) == 1
-    assert "holds a completed run: it is kept; --force replaces it" in err
+    assert (code, out) == first[:2]
+    assert f"mfvi split_digits: {out.strip()} holds this run, made " in err
+    assert "; --force makes it anew" in err
+    assert "average_accuracy (main)" in err
     assert call(*SMOKE, "--force")[0] == 0
+
+
+def test_finished_run_that_diverged_is_told_with_its_exit_code(call):
+    command = ("run", "toys:TurnsNaN", "toys:OwnTask")
+    assert call(*command)[0] == 4
+    code, out, err = call(*command)
+    assert (code, out, len(err.splitlines())) == (4, "", 1)
+    assert "the loss is nan; runs/toys.OwnTask/toys.TurnsNaN/standard-seed0 holds this run, made" in err
 
 
 def test_ctrl_c_is_one_line_and_130(call, monkeypatch):
@@ -334,13 +344,16 @@ def test_printed_configuration_gives_the_same_run(call, tmp_path):
 
 
 def test_command_in_the_record_is_the_run_again(call, tmp_path):
-    given = [*SMOKE, "--method.learning_rate", "0.01", "--task.batch_size", "null", "--seed", "2"]
+    settings = ["--method.learning_rate", "0.01", "--task.batch_size", "null"]
+    given = [*SMOKE, *settings, "--trainer.precision", "bf16-mixed", "--seed", "2"]
     (first,) = call(*given)[1].splitlines()
     command = records.read_record(tmp_path / first).command
-    settings = "--method.learning_rate 0.01 --task.batch_size null"
-    assert command == f"bench run mfvi split_digits --preset smoke {settings} --seed 2"
-    (again,) = call(*command.split()[1:], "--out", "again")[1].splitlines()
+    settings = "--method.learning_rate 0.01 --task.batch_size null --trainer.precision bf16-mixed"
+    assert command == f"bench run mfvi split_digits --preset smoke {settings} --seed 2 --threads 1"
+    (again,) = call(*shlex.split(command)[1:], "--out", "again")[1].splitlines()
     assert again == first.replace("runs", "again")
+    digests = [records.read_record(tmp_path / run).provenance.arrays_digest for run in (first, again)]
+    assert digests[0] == digests[1]
 
 
 def test_setting_back_to_standard_beats_the_preset(call, tmp_path):

@@ -1,14 +1,19 @@
 """Plans: plain values, checked when made, and a command line that asks for the same run."""
 
+import inspect
 import shlex
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
+from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
+import bench
 from bench import cli, runner
 from bench.errors import UsageError
-from bench.plan import Plan
+from bench.plan import Options, Plan
 from bench.settings import build
+from bench.trainer import TrainerOptions
 
 FULL = {
     "preset": "smoke",
@@ -16,6 +21,8 @@ FULL = {
     "members": 2,
     "method_settings": {"learning_rate": 0.01, "train_samples": 4},
     "task_settings": {"batch_size": None, "epochs": 2},
+    "threads": 1,
+    "trainer": {"precision": "bf16-mixed", "stacked": False, "num_nodes": 2, "strategy": "ddp; rm -r $HOME"},
 }
 
 
@@ -44,7 +51,23 @@ def test_command_line_makes_the_same_plan(monkeypatch, values):
     assert cli.main(arguments) == UsageError.exit_code
     (read,) = seen
     assert read.choice() == plan(**values).choice()
-    assert {**asdict(read), "trainer": {}} == asdict(plan(**values))
+    trainer = asdict(TrainerOptions(**values.get("trainer", {})))  # the command line gives all of them
+    assert asdict(read) == asdict(plan(**values)) | {"trainer": trainer}
+
+
+def test_editors_and_help_know_every_option():
+    """`Options` is written beside `Plan`: the same names, types and defaults, in the same order."""
+    kinds = get_type_hints(Plan)
+    assert get_type_hints(Options) == {
+        name: Path | str if name == "out" else kind
+        for name, kind in kinds.items()
+        if name in Options.__annotations__
+    }
+    shown = inspect.signature(bench.run).parameters
+    assert [*shown] == ["method", "task", "observers", *(field.name for field in fields(Plan)[2:])]
+    assert {name: shown[name].default for name in Options.__annotations__} == {
+        field.name: {} if field.default is MISSING else field.default for field in fields(Plan)[2:]
+    }
 
 
 def test_plans_are_data():

@@ -9,7 +9,9 @@ import resource
 import shutil
 import signal
 import time
+from contextlib import nullcontext
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,11 +20,13 @@ import toys
 from conformance.laws import Case
 
 import bench
-from bench import cli, metrics, randomness, records, registry, runner
+from bench import claim, cli, job, metrics, randomness, records, registry, runner, sweep
 from bench.data import array_digest
 from bench.errors import BenchError, Diverged, OutputError, UsageError
+from bench.leaderboard import entries
 from bench.plan import Plan
 from bench.runner import load_scores
+from bench.tasks import split_mnist
 
 FILES = ["arrays.safetensors", "checkpoints", "curves.csv", "figures", "log.txt", "record.json"]
 WAITS = ["run", "toys:Waits", "split_digits", "--preset", "smoke", "--threads", "1"]
@@ -65,7 +69,7 @@ def test_run_returns_its_directory_and_record(done):
     assert sorted(p.name for p in (done.directory / "checkpoints").iterdir()) == [
         f"00{t - 1}-step-{t}.ckpt" for t in range(1, 6)
     ]
-    assert done.record.command == "bench run mfvi split_digits --preset smoke --seed 0"
+    assert done.record.command == "bench run mfvi split_digits --preset smoke --seed 0 --threads 1"
 
 
 def test_curves_hold_matrix_history_and_validation(done):
@@ -197,17 +201,74 @@ def test_wrong_arguments_are_refused_before_anything_is_written(tmp_path, option
 # ---- a directory that is taken
 
 
-def test_finished_run_is_kept_and_force_replaces_it(tmp_path):
-    done = run(tmp_path)
-    before = (done.directory / "record.json").read_bytes()
-    (done.directory / "note.txt").write_text("mine")
-    with pytest.raises(UsageError, match="holds a completed run: it is kept; --force replaces it"):
-        run(tmp_path)
-    assert (done.directory / "record.json").read_bytes() == before
-    assert sorted(path.name for path in done.directory.iterdir()) == sorted([*FILES, "note.txt"])
-    again = run(tmp_path, force=True)
-    assert sorted(path.name for path in again.directory.iterdir()) == FILES
-    assert again.record.provenance.arrays_digest == done.record.provenance.arrays_digest
+def forgotten(directory, **provenance):
+    """Gives the record of a run another provenance."""
+    record = records.read_record(directory)
+    changed = record.provenance.model_copy(update=provenance)
+    records.write_record(directory, record.model_copy(update={"provenance": changed}))
+
+
+def test_finished_run_is_returned_and_force_makes_it_anew(tmp_path):
+    first = run(tmp_path)
+    assert first.notices == ()
+    before = (first.directory / "record.json").read_bytes()
+    (first.directory / "note.txt").write_text("mine")
+    told = []
+    again = run(tmp_path, observers=(lambda event, values: told.append((event, values.get("text"))),))
+    sentence = f"{first.directory} holds this run, made {first.record.created}; --force makes it anew"
+    assert (again.directory, again.record, again.notices) == (first.directory, first.record, (sentence,))
+    assert told == [("notice", sentence)]  # and nothing was computed
+    assert (first.directory / "record.json").read_bytes() == before
+    assert sorted(path.name for path in first.directory.iterdir()) == sorted([*FILES, "note.txt"])
+    new = run(tmp_path, force=True)
+    assert sorted(path.name for path in new.directory.iterdir()) == FILES
+    assert new.record.provenance.arrays_digest == first.record.provenance.arrays_digest
+
+
+def test_finished_run_of_another_source_is_returned_and_told(tmp_path, done):
+    shutil.copytree(done.directory, directory := tmp_path / Path(*done.directory.parts[-3:]))
+    forgotten(directory, source_hash="0" * 64, task_file_hash=None)  # as before that was kept
+    (notice,) = run(tmp_path).notices
+    assert "by another version of the suite; --force makes it anew" in notice
+
+
+@pytest.mark.parametrize("what", ["method_file", "task_file", "data", "threads", "trainer", "method"])
+def test_another_run_in_the_way_is_one_line(tmp_path, monkeypatch, done, what):
+    """Its identity is the same, but it is not what was asked for; nothing of it is touched."""
+    shutil.copytree(done.directory, directory := tmp_path / Path(*done.directory.parts[-3:]))
+    options = {"threads": {"threads": 2}, "trainer": {"trainer": {"stacked": True}}}.get(what, {})
+    if what.endswith("_file"):
+        forgotten(directory, **{f"{what}_hash": "0" * 64})
+    elif what == "data":
+        monkeypatch.setattr(split_mnist.SplitMNIST, "data_digest", lambda self: "0" * 64)
+    elif what == "method":
+        choose = registry.choose
+        settings = registry.method("mfvi").cls.settings_class(learning_rate=0.5)
+        monkeypatch.setattr(registry, "choose", lambda *a: replace(choose(*a), method_settings=settings))
+    before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    try:
+        with pytest.raises(
+            UsageError, match=f"holds a completed run with another {what}: it is kept; --force"
+        ):
+            run(tmp_path, **options)
+    finally:
+        torch.set_num_threads(1)
+    assert before == {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_precision_is_part_of_the_identity(tmp_path, done):
+    """Two precisions are two runs; the tools that name a run by its record know it."""
+    few = {"method": "map", "task": "toys:OwnTask", "trainer": {"precision": "bf16-mixed"}}
+    low = run(tmp_path, **few)
+    assert low.record.method.identity == "map+precision=bf16-mixed"
+    assert low.directory.parent.name == "map+precision=bf16-mixed"
+    assert entries.identities(low.record)[1] == low.record.method.identity
+    assert runner.finished(low.directory).method_identity == low.record.method.identity
+    full = run(tmp_path, "map", "toys:OwnTask")
+    assert full.record.method.identity == "map"
+    assert digest_of(full.directory) != digest_of(low.directory)
+    assert "--trainer.precision bf16-mixed" in low.record.command
+    assert "--trainer" not in full.record.command
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -254,6 +315,70 @@ def test_stopped_run_is_visibly_unfinished_and_goes_on(tmp_path, done):
     assert sorted(path.name for path in directory.iterdir()) == FILES
 
 
+def test_seconds_are_those_of_all_starts(tmp_path):
+    """However often a run is stopped, no second is counted twice and none is lost."""
+    measured = 0.0
+    for step in (2, 3, 4, None):
+
+        def stop(event, values, step=step):
+            if event == "log" and values["step"] == step:
+                raise KeyboardInterrupt
+
+        began = time.perf_counter()
+        with nullcontext() if step is None else pytest.raises(KeyboardInterrupt):
+            last = run(tmp_path, observers=(stop,))
+        measured += time.perf_counter() - began
+        if step is not None:
+            (marker,) = tmp_path.rglob("unfinished.json")
+            kept = json.loads(marker.read_text())["seconds"]
+            assert 0.5 * measured < kept < measured
+    assert kept < last.record.seconds < measured
+    assert last.record.seconds > 0.5 * measured
+    # Days of earlier starts are counted as they were kept.
+    again = stop_in_step_3(tmp_path, force=True) / "unfinished.json"
+    again.write_text(json.dumps(json.loads(again.read_text()) | {"seconds": 1e5}))
+    assert 1e5 < run(tmp_path).record.seconds < 1e5 + 60
+
+
+def test_seconds_are_kept_while_the_run_goes_on(tmp_path, monkeypatch):
+    """At most once a second: a process that is killed loses no more."""
+    clock, kept = [0.0], []
+    monkeypatch.setattr(claim.time, "perf_counter", lambda: clock[0])
+
+    def observe(event, values):
+        if event == "epoch":
+            (marker,) = tmp_path.rglob("unfinished.json")
+            kept.append(json.loads(marker.read_text())["seconds"])
+            clock[0] += 0.4
+
+    assert run(tmp_path, observers=(observe,)).record.seconds == 2.0
+    assert kept == [0.0, 0.0, 0.0, 1.2, 1.2]
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"seconds": "long"}', '{"seconds": NaN}'])
+def test_damaged_marker_is_one_line(tmp_path, content):
+    directory = stop_in_step_3(tmp_path)
+    (directory / "unfinished.json").write_text(content)
+    with pytest.raises(UsageError, match=r"unfinished.json is damaged, .*; --force starts anew"):
+        run(tmp_path)
+    assert (directory / "unfinished.json").read_text() == content
+    assert len(list((directory / "checkpoints").iterdir())) == 3
+
+
+@pytest.mark.parametrize("there", ["nothing", "the folder of runs", "another run"])
+def test_refused_run_leaves_no_folder(tmp_path, there):
+    """Whatever of its path was not there is gone again, and nothing else."""
+    out = tmp_path / "a" / "runs"
+    if there != "nothing":
+        out.mkdir(parents=True)
+    if there == "another run":
+        run(out, "tunables:Obedient", "tunables:Distance", preset="standard")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UsageError, match="obedient refuses this problem"):
+        run(out, "tunables:Obedient", "tunables:Distance", method_settings={"trouble": "refuses"})
+    assert sorted(tmp_path.rglob("*")) == before
+
+
 @pytest.mark.parametrize("what", ["source", "threads", "trainer", "method"])
 def test_unfinished_run_under_other_circumstances_is_one_line(tmp_path, monkeypatch, what):
     # The directory names only settings that differ from `standard`; when that preset itself moves, the
@@ -265,7 +390,7 @@ def test_unfinished_run_under_other_circumstances_is_one_line(tmp_path, monkeypa
     elif what == "threads":
         monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     elif what == "trainer":
-        options = {"trainer": {"precision": "bf16-mixed"}}
+        options = {"trainer": {"stacked": False}}
     else:
         choose = registry.choose
         settings = registry.method("mfvi").cls.settings_class(learning_rate=0.5)
@@ -294,7 +419,7 @@ def test_diverged_run_is_recorded_with_stage_and_step(tmp_path, done):
     assert set(record.undefined.values()) == {"the run diverged"}
     assert record.provenance.arrays_digest is None
     assert not (path.parent / "unfinished.json").exists()
-    with pytest.raises(UsageError, match="holds a diverged run: it is kept"):
+    with pytest.raises(Diverged, match=r"the loss is nan; .* holds this run, made .*; --force makes it anew"):
         run(tmp_path, "toys:TurnsNaN", method_settings={"at_step": 2})
 
 
@@ -332,6 +457,81 @@ def test_score_with_a_bug_is_a_failed_run(tmp_path):
         run(tmp_path, "map", "toys:CannotScore")
     (path,) = tmp_path.rglob("record.json")
     assert records.read_record(path.parent).status == "failed"
+
+
+@pytest.mark.parametrize("task", ["toys:CannotDraw", "toys:CannotCurve", "toys:CurvesOfNothing"])
+def test_task_that_cannot_show_its_run_keeps_it(tmp_path, monkeypatch, task):
+    """Figures or curves with a bug cost themselves alone; once mended, `bench figures` makes both."""
+    done = run(tmp_path, "map", task, preset="standard")
+    what = "figures" if task == "toys:CannotDraw" else "curves"
+    assert done.record.status == "completed"
+    (notice,) = done.notices
+    assert notice.startswith(f"the task cannot make its {what}: ")
+    assert notice.endswith(f"once mended, bench figures {done.directory} makes them")
+    assert "Traceback" in (done.directory / "log.txt").read_text()
+    assert (done.directory / "figures").exists() == (what == "curves")
+    rows = records.read_curves(done.directory)
+    assert ("accuracy" in {row.curve for row in rows}) == (what == "figures")
+    assert {"loss", "average_accuracy (validation)"} <= {row.curve for row in rows}
+    with pytest.raises(UsageError, match=rf"^the {what} of .*Error|^no curve$"):
+        runner.redraw(done.directory)
+
+    whole = run(tmp_path / "whole", "map", "toys:OwnTask", preset="standard")
+    monkeypatch.delattr(getattr(toys, task.partition(":")[2]), what)
+    drawn = {path.name for path in runner.redraw(done.directory)}
+    assert drawn == {path.name for path in (whole.directory / "figures").iterdir()}
+    assert (done.directory / "curves.csv").read_bytes() == (whole.directory / "curves.csv").read_bytes()
+
+
+def test_drawing_again_changes_no_curve(tmp_path, done):
+    shutil.copytree(done.directory, tmp_path / "run")
+    runner.redraw(tmp_path / "run")
+    again, before = (folder / "curves.csv" for folder in (tmp_path / "run", done.directory))
+    assert again.read_bytes() == before.read_bytes()
+
+
+def test_score_with_a_bug_keeps_the_arrays(tmp_path, done):
+    with pytest.raises(BenchError, match="failed: ValueError: score gave"):
+        run(tmp_path, "map", "toys:CannotScore")
+    (path,) = tmp_path.rglob("record.json")
+    assert array_digest(records.read_arrays(path.parent)) == digest_of(path.parent)
+
+
+def test_diagnostics_that_are_no_numbers_stay_out_of_the_record(tmp_path):
+    record = run(tmp_path, "toys:SaysNonsense", "toys:OwnTask").record
+    assert [fit.diagnostics for fit in record.fits] == 5 * [{"good": 1.0}]
+
+
+DEFECTS = {
+    "settings_class = None": "settings_class",
+    "def __init__(self, settings, data_dir=None): raise KeyError('lost')": "KeyError: 'lost'",
+    "spec = property(lambda self: 1 / 0)": "ZeroDivisionError: division by zero",
+    "def data_digest(self): raise RuntimeError('no digest')": "RuntimeError: no digest",
+    "def data_digest(self): raise SystemExit(0)": "SystemExit: 0",
+    "settings_class = s.settings(type('S', (), {'__annotations__': {'x': object}, 'x': min}))": "JSON",
+    "def problem(self): raise RuntimeError('none')": "failed: RuntimeError: none",
+    "def run(self, engine): return 3": "failed: ",
+    "def run(self, engine): return {'value': [object()]}": "failed: ",
+    "def score(self, arrays): return None": "failed: ",
+}
+
+
+@pytest.mark.parametrize("body", DEFECTS)
+def test_every_defect_of_a_task_is_one_line_and_one_cell_of_a_sweep(tmp_path, monkeypatch, body):
+    source = f"import tunables, bench.settings as s\nclass Own(tunables.Distance):\n    {body}\n"
+    name = f"defect{list(DEFECTS).index(body)}"
+    (tmp_path / f"{name}.py").write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "runs"
+    with pytest.raises(BenchError) as caught:
+        run(out, "tunables:Obedient", f"{name}:Own")
+    assert "\n" not in str(caught.value)
+    assert DEFECTS[body] in str(caught.value)
+    failed = "failed" in str(caught.value)
+    assert len(list(tmp_path.rglob("record.json"))) == failed
+    assert out.exists() == failed
+    cell = Plan(method="tunables:Obedient", task=f"{name}:Own", preset="smoke", out=out)
+    assert sweep.run_cell(cell).status == ("failed" if failed else "refused")
 
 
 def test_targets_are_locked_while_a_task_runs(tmp_path):
@@ -504,8 +704,7 @@ def test_two_processes_train_one_run(tmp_path, done):
         next((path.parent / "checkpoints").glob(f"00{number}-*")).unlink()
     trainer = {"accelerator": "cpu", "devices": 2, "strategy": "ddp"}
     plan = Plan(method="mfvi", task="split_digits", preset="smoke", trainer=trainer)
-    fingerprint = runner._fingerprint(runner._job(plan)) | {"threads": 1}
-    (path.parent / "unfinished.json").write_text(json.dumps(fingerprint, indent=2, sort_keys=True))
+    (path.parent / "unfinished.json").write_text(json.dumps(job.make(plan).fingerprint | {"threads": 1}))
     again = toys.call(command, tmp_path)
     assert again.returncode == 0, again.stderr
     assert digest_of(path.parent) == record.provenance.arrays_digest

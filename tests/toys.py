@@ -12,6 +12,7 @@ import altair as alt
 import torch
 
 from bench.contract import Arrays, Batch, Comparison, FinishedRun, Noise, Prediction
+from bench.errors import UsageError
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
 from bench.predictions import Categorical
@@ -143,6 +144,14 @@ class Exits(MAP):
         sys.exit(0)
 
 
+class SaysNonsense(MAP):
+    """Has diagnostics of which one is a number."""
+
+    def diagnostics(self, inputs: Any = None) -> dict[str, Any]:
+        """Of the fit; none of predictions."""
+        return {} if inputs is not None else {"good": 1, "bad": float("nan"), "worse": "no number"}
+
+
 class Recorder:
     """An engine that fits nothing and keeps what it was asked; fitted methods are numbered from 1."""
 
@@ -210,6 +219,30 @@ class CannotScore(OwnTask):
     def score(self, arrays: Arrays) -> dict[str, float]:
         """Lacks most metrics."""
         return {"average_accuracy": 1.0}
+
+
+class CannotDraw(OwnTask):
+    """A task whose figures have a bug."""
+
+    def figures(self, arrays: Arrays) -> Any:
+        """Never returns."""
+        raise RuntimeError("no pen\nand no paper")
+
+
+class CannotCurve(OwnTask):
+    """A task whose curves have a bug, of the kind that says that the user is wrong."""
+
+    def curves(self, arrays: Arrays) -> Any:
+        """Never returns."""
+        raise UsageError("no curve")
+
+
+class CurvesOfNothing(OwnTask):
+    """A task whose curves are no points."""
+
+    def curves(self, arrays: Arrays) -> Any:
+        """No rows."""
+        return [("accuracy", "pair 1", 1.0, "high")]
 
 
 class ComparesItself(OwnTask):
