@@ -166,6 +166,8 @@ def finished(directory: Path) -> FinishedRun:
         for name, value in asdict(own).items()
         if value != getattr(build(type(own), values, kind), name)
     }
+    if record.precision != registry.FULL_PRECISION:
+        changed["trainer.precision"] = record.precision
     return FinishedRun(
         task=task,
         task_name=record.task.name,

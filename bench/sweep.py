@@ -110,7 +110,7 @@ def _products(table: dict[str, list[Any]]) -> list[dict[str, Any]]:
 
 
 def read(path: Path, **common: Any) -> list[Plan]:
-    """The cells of a grid file, each once.
+    """The cells of a grid file.
 
     Args:
         path: The file.
@@ -131,7 +131,7 @@ def read(path: Path, **common: Any) -> list[Plan]:
 
 
 def cells(grid: Any, **common: Any) -> list[Plan]:
-    """The cells of a grid, a block or a list of blocks, each once; `common` as in `read`.
+    """The cells of a grid, a block or a list of blocks; `common` as in `read`.
 
     Raises:
         UsageError: If it is no grid; one line that names the key.
@@ -139,16 +139,36 @@ def cells(grid: Any, **common: Any) -> list[Plan]:
     blocks = grid if isinstance(grid, list) else [grid]
     if not blocks:
         raise UsageError("holds no block")
-    found: dict[str, Plan] = {}
+    found: list[Plan] = []
     for number, block in enumerate(blocks, 1):
         try:
             values = list(_Block.model_validate(block).cells())
         except pydantic.ValidationError as error:
             where = f"block {number}: " if len(blocks) > 1 else ""
             raise UsageError(where + _first(error, block)) from None
-        plans = [build(Plan, {**cell, **common}) for cell in values]
-        found |= {repr(plan): plan for plan in plans}
-    return list(found.values())
+        found += [build(Plan, {**cell, **common}) for cell in values]
+    return found
+
+
+def distinct(plans: list[Plan]) -> tuple[list[Plan], str | None]:
+    """The cells without those that are the run of an earlier one, and a sentence on these if there are any.
+
+    Two cells are one run if they have one directory, as where one spells out what is its preset's anyway.
+    """
+    first: dict[Path | str, Plan] = {}
+    again: list[tuple[Plan, Plan]] = []
+    for plan in plans:
+        try:
+            run: Path | str = plan.out / plan.choice().directory(plan.seed)
+        except UsageError:
+            run = repr(plan)
+        if (earlier := first.setdefault(run, plan)) is not plan:
+            again.append((plan, earlier))
+    if not again:
+        return plans, None
+    number = f"{len(again)} of {len(plans)} cells {'is' if len(again) == 1 else 'are'}"
+    example = f"{again[0][0]} is that of {again[0][1]}"
+    return list(first.values()), f"{number} the run of another cell, and made once: {example}"
 
 
 def _first(error: pydantic.ValidationError, block: Any) -> str:

@@ -181,6 +181,16 @@ def test_every_committed_record_is_found():
     assert folders == {directory for directory, _ in entries.committed()}
 
 
+def test_every_committed_record_is_named_by_what_it_says():
+    """By names, settings and precision; fields that came later have defaults that are true of all."""
+    found = list(entries.committed())
+    assert len(found) > 100
+    for directory, record in found:
+        assert record.precision == "32-true"
+        assert record.provenance.task_file_hash is None or len(record.provenance.task_file_hash) == 64
+        assert entries.identities(record) == (record.task.identity, record.method.identity), directory
+
+
 @pytest.mark.slow
 def reasons(undefined):
     """Why metrics have no value; what to do about it, behind a colon, may be worded better by now."""

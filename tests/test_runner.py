@@ -263,7 +263,9 @@ def test_precision_is_part_of_the_identity(tmp_path, done):
     assert low.record.method.identity == "map+precision=bf16-mixed"
     assert low.directory.parent.name == "map+precision=bf16-mixed"
     assert entries.identities(low.record)[1] == low.record.method.identity
-    assert runner.finished(low.directory).method_identity == low.record.method.identity
+    compared = runner.finished(low.directory)
+    assert compared.method_identity == low.record.method.identity
+    assert compared.changed == {"trainer.precision": "bf16-mixed"}
     full = run(tmp_path, "map", "toys:OwnTask")
     assert full.record.method.identity == "map"
     assert digest_of(full.directory) != digest_of(low.directory)
@@ -630,7 +632,8 @@ def test_killed_run_goes_on_to_the_numbers_of_an_undisturbed_one(tmp_path, call)
     (directory,) = [path.parent for path in (tmp_path / "killed").rglob("log.txt")]
     assert process.returncode == -signal.SIGKILL
     names = {path.name for path in directory.rglob("*")}
-    assert "unfinished.json" in names
+    kept = json.loads((directory / "unfinished.json").read_text())["seconds"]
+    assert kept > 0
     assert "record.json" not in names
     assert {"000-step-1.ckpt", "001-step-2.ckpt"} <= names
     code, err = call("show", directory)
@@ -642,6 +645,7 @@ def test_killed_run_goes_on_to_the_numbers_of_an_undisturbed_one(tmp_path, call)
         assert code == 0, err
     (undisturbed,) = [path.parent for path in (tmp_path / "whole").rglob("record.json")]
     assert digest_of(directory) == digest_of(undisturbed)
+    assert records.read_record(directory).seconds > kept
     log = (directory / "log.txt").read_text()
     assert log.count("bench run toys:Waits split_digits") == 2
 

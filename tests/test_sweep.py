@@ -89,15 +89,25 @@ def test_what_all_cells_have_in_common_is_part_of_each(tmp_path):
     assert [(c.seed, c.out, c.threads, c.force) for c in found] == [(s, tmp_path, 2, True) for s in (0, 1)]
 
 
-def test_blocks_are_joined_and_no_cell_runs_twice():
+def test_blocks_are_joined():
+    blocks = [{"methods": ["a", "b"], "tasks": "t"}, {"methods": "b", "tasks": "t", "method": {"x": 1}}]
+    assert [(c.method, c.method_settings) for c in cells(blocks)] == [("a", {}), ("b", {}), ("b", {"x": 1})]
+
+
+def test_cells_of_one_run_are_made_once_and_told(call):
+    """The same cell in two blocks, and one that spells out the default; a cell that is refused counts too."""
     blocks = [
-        {"methods": ["a", "b"], "tasks": "t"},
-        {"methods": ["b", "c"], "tasks": "t"},
-        {"methods": "b", "tasks": "t", "method": {"x": 1}},
+        GRID | {"methods": [METHOD, "no_such"]},
+        GRID | {"methods": [METHOD, "no_such"], "method": {"size": [5, 6]}},
+        GRID | {"methods": "no_such"},
     ]
-    assert [(c.method, c.method_settings) for c in cells(blocks)] == [
-        ("a", {}), ("b", {}), ("c", {}), ("b", {"x": 1}),
-    ]  # fmt: skip
+    code, out, err = call(blocks)
+    assert (code, len(out.splitlines()), len(BEGUN)) == (1, 2, 2)
+    first = err.splitlines()[0]
+    assert first.startswith("2 of 7 cells are the run of another cell, and made once: ")
+    assert first.endswith(f"{METHOD} {TASK} size=5 seed 0 is that of {METHOD} {TASK} seed 0")
+    assert "5 cells" in err
+    assert sweep.distinct(cells(GRID | {"seeds": [0, 1]}))[1] is None
 
 
 def test_examples_of_the_documentation_are_grids():

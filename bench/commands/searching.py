@@ -15,7 +15,7 @@ from bench.errors import BenchError, Diverged, UsageError
 def sweep(arguments: list[str]) -> int:
     """Runs every cell of a grid; returns the exit code of the worst."""
     from bench.progress import shown
-    from bench.sweep import read, run_cell
+    from bench.sweep import distinct, read, run_cell
 
     parser = Parser("bench sweep", description="Run every cell of a grid, and go on after one that fails.")
     parser.add_argument(
@@ -33,7 +33,9 @@ def sweep(arguments: list[str]) -> int:
     )
     chosen = parser.parse_args(arguments)
     common = {name: chosen[name] for name in ("out", "data_dir", "threads", "force")}
-    cells = read(Path(chosen.grid), **common)
+    cells, twice = distinct(read(Path(chosen.grid), **common))
+    if twice is not None:
+        errors.print(twice, soft_wrap=True)
     for cell in cells:  # what can be refused is told before hours are spent on the others
         try:
             cell.choice()
