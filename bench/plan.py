@@ -10,7 +10,7 @@ from pydantic import Field
 
 from bench import registry
 from bench.registry import Choice
-from bench.settings import Count, Whole, settings
+from bench.settings import Count, Seed, settings
 
 
 @settings
@@ -26,7 +26,7 @@ class Plan:
     """Name of the task, or `package.module:Class`."""
     preset: str = "standard"
     """smoke, standard or paper."""
-    seed: Whole = 0
+    seed: Seed = 0
     """Seed of everything random in the run."""
     method_settings: Mapping[str, Any] = Field(default_factory=dict)
     """Settings of the method other than the preset's, by name."""

@@ -33,7 +33,7 @@ from bench.errors import BenchError, DataError, OutputError, UsageError
 from bench.plan import Plan
 from bench.records import Record, read_record
 from bench.registry import PRESETS, Choice, nearest
-from bench.settings import Count, Whole, build
+from bench.settings import Count, Seed, build
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class _Block(pydantic.BaseModel):
 
     methods: Several[str]
     tasks: Several[str]
-    seeds: Several[Whole] = [0]
+    seeds: Several[Seed] = [0]
     preset: Several[Literal["smoke", "standard", "paper"]] = ["standard"]
     members: Several[Count | None] = [None]
     method: Table = {}
@@ -96,7 +96,7 @@ class _Block(pydantic.BaseModel):
 _MUST_BE = {
     "methods": "a name",
     "tasks": "a name",
-    "seeds": "0 or more",
+    "seeds": "0 or more, below 2^63",
     "preset": f"one of {', '.join(PRESETS)}",
     "members": "1 or more, or null",
     "method": "a value",
