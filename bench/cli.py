@@ -6,8 +6,10 @@ Exit codes: 0 done, 1 the run failed, 2 usage, 3 data, 4 the run diverged, 5 the
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import bench
 from bench.commands.datasets import show_data
@@ -16,8 +18,9 @@ from bench.commands.parser import errors, output
 from bench.commands.results import draw, record, reference, show
 from bench.commands.running import run
 from bench.commands.searching import sweep, tune
-from bench.errors import BenchError, UsageError
+from bench.errors import BenchError, OutputError, UsageError
 from bench.registry import nearest
+from bench.text import escaped
 
 __all__ = ["COMMANDS", "errors", "main", "output"]
 
@@ -48,12 +51,29 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments[0] not in COMMANDS:
             raise UsageError(f"unknown command '{arguments[0]}': {nearest(arguments[0], list(COMMANDS))}")
         code = COMMANDS[arguments[0]][0](arguments[1:])
+        sys.stdout.flush()
     except BenchError as error:
-        errors.print(f"bench: {error}", soft_wrap=True)
+        _tell(error)
         return error.exit_code
     except KeyboardInterrupt:
         errors.print("bench: stopped; the same command goes on from here")
         return 130
     except BrokenPipeError:
         return 1
+    except OSError as error:  # what is read or written under a name is told where it happens
+        _tell(f"cannot write {error.filename or 'the output'}: {error.strerror or error}")
+        _discard_output()
+        return OutputError.exit_code
     return code or 0
+
+
+def _tell(error: object) -> None:
+    """One line on standard error, if anything can be written there."""
+    with suppress(OSError):
+        errors.print(f"bench: {escaped(str(error))}", soft_wrap=True)
+
+
+def _discard_output() -> None:
+    """Lets the end of the process drop what standard output does not take, in place of a traceback."""
+    with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
