@@ -93,7 +93,7 @@ class Own(Method):
 def discover():
     import own_methods
 
-    return registry._discover(own_methods, Method)
+    return dict(registry.Entries(own_methods, "method"))
 
 
 def test_discovery_lists_the_names_of_all_files(package):

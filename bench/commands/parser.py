@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from typing import Any, NoReturn
 
@@ -25,7 +26,8 @@ class Parser(jsonargparse.ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raises a UsageError in place of printing the usage and ending the process."""
-        raise UsageError(_one_line(message, [o for a in self._actions for o in a.option_strings]))
+        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
+        raise UsageError(_one_line(message, [flag for action in shown for flag in action.option_strings]))
 
 
 def _one_line(message: str, flags: list[str]) -> str:

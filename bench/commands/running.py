@@ -96,6 +96,7 @@ def run(arguments: list[str]) -> None:
             _run_parser(None, None, preset).parse_args(["--help"])
         raise UsageError("bench run needs METHOD and TASK; see bench list")
     method, task = words[:2]
+    registry.refuse_unknown(method, task)
     chosen = _run_parser(method, task, preset).parse_args(arguments)
 
     from bench import runner
