@@ -6,10 +6,12 @@ Exit codes: 0 done, 1 the run failed, 2 usage, 3 data, 4 the run diverged, 5 the
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 
 import bench
+from bench.commands.completion import show_script, typed
 from bench.commands.datasets import show_data
 from bench.commands.listing import show_names
 from bench.commands.parser import errors, output
@@ -31,6 +33,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "reference": (reference, "make runs of a sampler the reference of their task"),
     "sweep": (sweep, "run every cell of a grid"),
     "tune": (tune, "choose settings by validation data, within a budget"),
+    "completion": (show_script, "print what makes a shell complete all this"),
 }
 
 
@@ -38,9 +41,11 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
+        if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
+            arguments = typed(COMMANDS)
         if not arguments or arguments[0] in ("-h", "--help"):
             print(f"usage: bench COMMAND ...\n\n{bench.__doc__}\n\ncommands (each with --help):")
-            print("\n".join(f"  {name:9} {text}" for name, (_, text) in COMMANDS.items()))
+            print("\n".join(f"  {name:10} {text}" for name, (_, text) in COMMANDS.items()))
             return 0 if arguments else UsageError.exit_code
         if arguments[0] == "--version":
             print(f"posterior-bench {bench.__version__}")

@@ -1,7 +1,7 @@
 """What `bench list` and the shell's completion show of all names, kept in the user's cache.
 
-To know it every method and task has to be imported, which takes as long as torch does. So it is written down at the
-first call, and holds until a source file of the suite changes.
+It takes the import of every method and every task, and of torch. So it is written down at the first call, and
+holds until a source file of the suite changes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ def _made() -> Index:
                 "ranked": spec.ranked,
             }
         )
-    settings = {"trainer": [f"trainer.{field.name}" for field in fields(TrainerOptions)]}
+    settings = {"trainer": ["trainer", *(f"trainer.{field.name}" for field in fields(TrainerOptions))]}
     for kind, known in (("method", registry.methods()), ("task", registry.tasks())):
-        settings |= {name: [f"{kind}.{flag}" for flag in entry.flags()] for name, entry in known.items()}
+        for name, entry in known.items():
+            settings[name] = [kind, *(f"{kind}.{flag}" for flag in entry.flags())]
     return {"methods": methods, "tasks": tasks, "settings": settings}

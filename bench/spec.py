@@ -1,6 +1,7 @@
 """What a task measures, as data that a leaderboard can read: metrics, their units and directions.
 
-`bench.contract` hands these names on; this file stands apart because it needs no torch, so that records are read without.
+`bench.contract` hands these names on; this file stands apart because it needs no torch: records are read
+without.
 """
 
 from __future__ import annotations

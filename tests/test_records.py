@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import bench
-from bench import records, registry
+from bench import records, registry, source
 from bench.contract import Metric, Row, Spec, Undefined
 from bench.data import array_digest
 from bench.errors import UsageError

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import jsonargparse
 from rich.console import Console
 
+from bench import registry
 from bench.errors import UsageError
 from bench.registry import nearest
 
@@ -24,10 +25,21 @@ class Parser(jsonargparse.ArgumentParser):
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog=prog, allow_abbrev=False, **options)
 
+    def add_argument(self, *names: Any, **options: Any) -> Any:
+        """Adds an argument of whose values the shell completes those that a Literal names."""
+        action, kind = super().add_argument(*names, **options), options.get("type")
+        values = get_args(kind) if get_origin(kind) is Literal else ()
+        vars(action)["completer"] = lambda **_: values  # jsonargparse's own knows no Literal
+        return action
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raises a UsageError in place of printing the usage and ending the process."""
-        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
-        raise UsageError(_one_line(message, [flag for action in shown for flag in action.option_strings]))
+        raise UsageError(_one_line(message, self.flags()))
+
+    def flags(self) -> list[str]:
+        """Every flag that help shows."""
+        shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
+        return [flag for action in shown for flag in action.option_strings]
 
 
 def _one_line(message: str, flags: list[str]) -> str:
@@ -47,6 +59,14 @@ def _one_line(message: str, flags: list[str]) -> str:
     if required and f"--{required[1]}" in flags:
         return f"--{required[1]} is required"
     return " ".join(message.split())
+
+
+def add_method_and_task(parser: Parser) -> None:
+    """Adds METHOD and TASK, whose names the shell completes."""
+    for kind, known in (("method", registry.methods), ("task", registry.tasks)):
+        help = f"name of a {kind} (bench list {kind}s) or package.module:Class"
+        action = parser.add_argument(kind.upper(), help=help)
+        vars(action)["completer"] = lambda known=known, **_: list(known())
 
 
 def add_run_arguments(parser: Parser) -> None:

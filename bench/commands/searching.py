@@ -9,7 +9,7 @@ from typing import Literal
 from rich.table import Table
 
 from bench import registry
-from bench.commands.parser import Parser, add_run_arguments, errors, output
+from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, output
 from bench.errors import BenchError, Diverged, UsageError
 from bench.plan import Plan
 from bench.settings import build
@@ -73,8 +73,7 @@ def tune(arguments: list[str]) -> None:
     parser = Parser(
         "bench tune", description="Choose settings for METHOD on TASK by validation data, within a budget."
     )
-    parser.add_argument("METHOD", help="name of a method (bench list methods) or package.module:Class")
-    parser.add_argument("TASK", help="name of a task (bench list tasks) or package.module:Class")
+    add_method_and_task(parser)
     parser.add_argument(
         "--budget",
         type=int,
