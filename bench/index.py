@@ -88,5 +88,6 @@ def _made() -> Index:
     settings = {"trainer": ["trainer", *(f"trainer.{field.name}" for field in fields(TrainerOptions))]}
     for kind, known in (("method", registry.methods()), ("task", registry.tasks())):
         for name, entry in known.items():
-            settings[name] = [kind, *(f"{kind}.{flag}" for flag in entry.flags())]
+            flags = [f"{kind}.{flag}" for flag in entry.flags()]
+            settings[name] = [kind, *flags] if flags else []
     return {"methods": methods, "tasks": tasks, "settings": settings}

@@ -1,7 +1,7 @@
 """The names that the files of a folder declare, read from their source.
 
-Nothing is imported: methods and tasks need torch, which takes seconds. A misspelled name must not wait for it,
-nor completion in the shell, and a run needs the files of its own method and task alone.
+Nothing is imported: methods and tasks need torch, which takes seconds. Misspelled names and completion in the
+shell must not wait for it, and a run needs the files of its own method and task alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Completion in the shell, by argcomplete: at every TAB the shell calls `bench` with what was typed so far.
 
-The parser of the command that was typed answers, so that a command completes what it understands. This needs no
-torch: names are read from the source, settings of a method and a task from the index that `bench list` keeps.
+The parser of the command that was typed answers, so that a command completes what it understands. None needs
+torch: names are read from the source, and settings from the index that `bench list` keeps.
 """
 
 from __future__ import annotations

@@ -86,7 +86,7 @@ def _run_parser(method: str | None, task: str | None, preset: str) -> Parser:
 
 
 def _known_parser(words: list[str]) -> Parser:
-    """A parser with the flags of METHOD and TASK by name alone, as far as the index has them; needs no torch."""
+    """A parser with the flags of METHOD and TASK by name, as far as the index has them; needs no torch."""
     parser = _run_parser(None, None, "standard")
     settings = (kept() or {}).get("settings", {})
     for name in ["trainer", *words[:2]]:
