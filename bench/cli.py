@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 import bench
+from bench.commands.completion import show_script, typed
 from bench.commands.datasets import show_data
 from bench.commands.listing import show_names
 from bench.commands.parser import errors, output
@@ -36,6 +37,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "reference": (reference, "make runs of a sampler the reference of their task"),
     "sweep": (sweep, "run every cell of a grid"),
     "tune": (tune, "choose settings by validation data, within a budget"),
+    "completion": (show_script, "print what makes a shell complete all this"),
 }
 
 
@@ -58,9 +60,11 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _answer(arguments: list[str]) -> int:
     """The exit code of a command that ran."""
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
+        arguments = typed(COMMANDS)
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: bench COMMAND ...\n\n{bench.__doc__}\n\ncommands (each with --help):")
-        print("\n".join(f"  {name:9} {text}" for name, (_, text) in COMMANDS.items()))
+        print("\n".join(f"  {name:10} {text}" for name, (_, text) in COMMANDS.items()))
         return 0 if arguments else UsageError.exit_code
     if arguments[0] == "--version":
         print(f"posterior-bench {bench.__version__}")

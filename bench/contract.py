@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
@@ -24,13 +23,10 @@ from torch.utils.data import Dataset
 from bench.comparison import Comparison, FinishedRun, of_metrics
 from bench.hooks import Hooks
 from bench.predictions import Prediction
+from bench.spec import Arrays, Metrics, Row, Spec
 from bench.spec import Metric as Metric
-from bench.spec import Metrics, Row, Spec
 from bench.spec import Undefined as Undefined
 from bench.weights import forward, sampled_outputs
-
-Arrays = dict[str, np.ndarray]
-"""Named arrays: a run leaves them behind, and scoring may look at nothing else."""
 
 WeightDistribution = Mapping[str, Distribution]
 """A distribution over weights: parameter name -> distribution whose one event is the whole tensor.

@@ -14,7 +14,6 @@ from pydantic import Field
 from bench import registry
 from bench.registry import Choice
 from bench.settings import Count, Folder, Seed, Threads, settings
-from bench.trainer import TrainerOptions
 
 
 @settings
@@ -76,6 +75,8 @@ class Plan:
             words += ["--members", str(self.members)]
         if self.preset != "standard":
             words += ["--preset", self.preset]
+        from bench.trainer import TrainerOptions  # here, since it needs torch, and plans are made without
+
         usual = asdict(TrainerOptions())
         trainer = {name: value for name, value in self.trainer.items() if value != usual.get(name)}
         settings = {"method": self.method_settings, "task": self.task_settings, "trainer": trainer}

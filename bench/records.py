@@ -14,7 +14,6 @@ The record is written last: a directory without it is an unfinished run.
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import platform
 import re
@@ -22,21 +21,22 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version as installed_version
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 import numpy as np
 import pydantic
 import safetensors.numpy
-import torch
 
 import bench
-from bench.contract import Arrays, Metrics, Row, Spec, Undefined
-from bench.data import array_digest
 from bench.errors import UsageError
 from bench.files import write
+from bench.source import file_hash, source_hash
+from bench.spec import Arrays, Metrics, Row, Spec, Undefined
 from bench.text import all_escaped, hidden, one_line
+
+if TYPE_CHECKING:
+    import torch
 
 SCHEMA_VERSION: Final = 1
 
@@ -265,6 +265,8 @@ def read_arrays(directory: Path) -> Arrays:
         # Of types that numpy does not have, such as bfloat16, the reader knows nothing.
         raise UsageError(f"{path} is damaged: {one_line(error)}") from None
     _refuse_hidden(path, list(arrays))
+    from bench.data import array_digest  # here, since it needs torch, and records are read without
+
     if array_digest(arrays) != read_record(directory).provenance.arrays_digest:
         raise UsageError(f"{path} does not hold the arrays of the record beside it: their digests differ")
     return arrays
@@ -343,41 +345,6 @@ def split_metrics(scores: Metrics, spec: Spec) -> Scores:
 # ------------------------------------------------------------------------------------------- provenance
 
 
-def _hash(paths: Iterable[tuple[str, Path]]) -> str:
-    digest = hashlib.sha256()
-    for name, path in sorted(paths):
-        digest.update(f"{name}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
-_FOLDERS = ("methods", "tasks", "leaderboard")
-"""Packages of `bench` that have folders of their own in the sources; installed they lie inside it."""
-
-
-def source_files() -> dict[str, Path]:
-    """Every Python and preset file of engine, methods and tasks, by its path in the sources."""
-    found = {}
-    for name in ("bench", "methods", "tasks"):
-        # Found by name, not imported: methods and tasks stand above this file.
-        spec = find_spec("bench" if name == "bench" else f"bench.{name}")
-        for root in map(Path, (spec and spec.submodule_search_locations) or []):
-            for path in (*root.rglob("*.py"), *root.rglob("*.toml")):
-                inside = path.relative_to(root)
-                if name != "bench" or inside.parts[0] not in _FOLDERS:
-                    found[f"{name}/{inside.as_posix()}"] = path
-    return found
-
-
-def source_hash() -> str:
-    """Hash over the source of the suite, subfolders included."""
-    return _hash(source_files().items())
-
-
-def file_hash(path: Path) -> str:
-    """Hash of one source file."""
-    return _hash([(path.name, path)])
-
-
 def _git(folder: Path, *arguments: str) -> str | None:
     try:
         done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True)
@@ -404,6 +371,8 @@ def provenance(method_file: Path, arrays_digest: str | None, task_file: Path | N
 
 def environment(device: str) -> Environment:
     """The present environment."""
+    import torch
+
     return Environment(
         python=platform.python_version(),
         torch=torch.__version__,
@@ -417,6 +386,8 @@ def environment(device: str) -> Environment:
 def device_name(device: torch.device) -> str:
     """Model of the processor or accelerator."""
     if device.type == "cuda":
+        import torch
+
         return torch.cuda.get_device_name(device)
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

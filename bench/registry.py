@@ -1,7 +1,8 @@
 """Names: which methods and tasks there are, their presets, and the identity of a choice of settings.
 
 Methods and tasks are found by listing the files of `bench.methods` and `bench.tasks`; a user's own is named
-`package.module:Class`, and is known once `import_own` has imported it.
+`package.module:Class`, and is known once `import_own` has imported it. Names are read from the source (`bench.names`); a file is imported, and torch with it,
+when an entry of it is asked for.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import importlib
 import inspect
 import json
 import os
-import pkgutil
 import re
 import sys
 import tomllib
@@ -29,9 +29,8 @@ from typing import Any, Literal
 
 import bench.methods
 import bench.tasks
-from bench.contract import Method, Task
-from bench.ensemble import capabilities
 from bench.errors import BenchError, UsageError
+from bench.names import declared
 from bench.settings import build, is_settings
 
 PRESETS = ("smoke", "standard", "paper")
@@ -70,6 +69,8 @@ class Entry:
     @property
     def provides(self) -> frozenset[str]:
         """Capabilities of a method."""
+        from bench.ensemble import capabilities
+
         return capabilities(self.cls.provides, self.members)
 
     @property
@@ -94,32 +95,88 @@ def _entry(name: str, cls: type, fixed: Mapping[str, Any], file: str, module: An
     return Entry(name, cls, settings, file, presets, fixed.get("members", 1), search)
 
 
-def _discover(package: Any, base: type) -> dict[str, Entry]:
-    found: dict[str, Entry] = {}
-    for info in sorted(pkgutil.iter_modules(package.__path__), key=lambda info: info.name):
-        module = importlib.import_module(f"{package.__name__}.{info.name}")
-        classes = _classes(module, base)
-        if len(classes) != 1 or not hasattr(module, "NAMES"):
-            raise TypeError(
-                f"{module.__file__} must declare NAMES and one {base.__name__}, not {len(classes)}"
-            )
-        for name, fixed in module.NAMES.items():
-            if name in found:
-                raise TypeError(f"the name '{name}' is declared in {found[name].file}.py and {info.name}.py")
-            found[name] = _entry(name, classes[0], fixed, info.name, module)
-    return found
+class Entries(Mapping[str, Entry]):
+    """The entries of a package by name; the file of a name is imported when its entry is asked for.
+
+    Args:
+        package: `bench.methods` or `bench.tasks`.
+        kind: `method` or `task`.
+    """
+
+    def __init__(self, package: Any, kind: str) -> None:
+        self._package, self._kind = package, kind
+        self._declared = declared(package.__path__)
+        self._made: dict[str, Entry] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._declared)
+
+    def __len__(self) -> int:
+        return len(self._declared)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._declared
+
+    def __getitem__(self, name: str) -> Entry:
+        if name not in self._made:
+            declaration = self._declared[name]
+            module = self._module(declaration.file)
+            base = _base(self._kind)
+            classes = _classes(module, base)
+            if len(classes) != 1:
+                raise UsageError(f"{module.__file__} must declare one {base.__name__}, not {len(classes)}")
+            self._made[name] = _entry(name, classes[0], declaration.fixed, declaration.file, module)
+        return self._made[name]
+
+    def may_hold(self, name: str) -> bool:
+        """Whether a name is declared, or may be one that spells out settings; imports nothing.
+
+        A name that spells out settings begins with the stem of its file.
+        """
+        return name in self or any(
+            known.has_pattern and name.startswith(f"{known.file}_") for known in self._declared.values()
+        )
+
+    def of_file(self, file: str) -> list[Entry]:
+        """The entries of one file, by its stem; none if there is no such file."""
+        return [self[name] for name, declaration in self._declared.items() if declaration.file == file]
+
+    def of_pattern(self, name: str) -> Entry | None:
+        """The entry of a name that spells out settings, as a file's `PATTERN` has it, under that name."""
+        for known, declaration in self._declared.items():
+            if not (declaration.has_pattern and name.startswith(f"{declaration.file}_")):
+                continue
+            match = self._module(declaration.file).PATTERN.fullmatch(name)
+            if match:
+                values = {setting: ast.literal_eval(text) for setting, text in match.groupdict().items()}
+                build(self[known].cls.settings_class, values, self._kind)  # says which value is out of range
+                return replace(self[known], name=name, fixed=values)
+        return None
+
+    def _module(self, file: str) -> Any:
+        try:
+            return importlib.import_module(f"{self._package.__name__}.{file}")
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise UsageError(f"cannot import {self._package.__name__}.{file}: {reason}") from error
+
+
+def _base(kind: str) -> type:
+    from bench.contract import Method, Task
+
+    return {"method": Method, "task": Task}[kind]
 
 
 @cache
-def methods() -> dict[str, Entry]:
+def methods() -> Entries:
     """All methods by name."""
-    return _discover(bench.methods, Method)
+    return Entries(bench.methods, "method")
 
 
 @cache
-def tasks() -> dict[str, Entry]:
+def tasks() -> Entries:
     """All tasks by name."""
-    return _discover(bench.tasks, Task)
+    return Entries(bench.tasks, "task")
 
 
 def nearest(name: str, among: list[str]) -> str:
@@ -128,16 +185,15 @@ def nearest(name: str, among: list[str]) -> str:
     return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(among)}"
 
 
-def _of_pattern(name: str, package: Any, known: dict[str, Entry]) -> Entry | None:
-    """The entry of a name that spells out settings, as a file's `PATTERN` has it, under that name."""
-    for entry in known.values():
-        module = sys.modules[f"{package.__name__}.{entry.file}"]
-        match = getattr(module, "PATTERN", None) and module.PATTERN.fullmatch(name)
-        if match:
-            values = {setting: ast.literal_eval(text) for setting, text in match.groupdict().items()}
-            build(entry.cls.settings_class, values, "method")  # says which value is out of its range
-            return replace(entry, name=name, fixed=values)
-    return None
+def refuse_unknown(method: str, task: str) -> None:
+    """Refuses names that no file declares, before torch is imported for those that are declared.
+
+    Raises:
+        UsageError: If a name is neither declared nor that of a user's own class; names the nearest.
+    """
+    for kind, name, known in (("method", method, methods()), ("task", task, tasks())):
+        if ":" not in name and not known.may_hold(name):
+            raise _unknown(name, kind, known)
 
 
 _own: dict[str, tuple[type, Any]] = {}
@@ -187,26 +243,32 @@ def import_own(*names: str) -> None:
         with defects(f"cannot import '{name}'"):
             module = importlib.import_module(module_name)
             cls = getattr(module, class_name)
-        if not (inspect.isclass(cls) and issubclass(cls, Method | Task)):
+        bases = tuple(map(_base, ("method", "task")))
+        if not (inspect.isclass(cls) and issubclass(cls, bases)):
             raise UsageError(f"'{name}' is no Method and no Task of bench.contract")
         if not is_settings(getattr(cls, "settings_class", None)):
             raise UsageError(f"'{name}': its settings_class must be a class under @bench.settings.settings")
         _own[name] = cls, module
 
 
-def _find(name: str, kind: str, known: dict[str, Entry], base: type) -> Entry:
+def _unknown(name: str, kind: str, known: Entries) -> UsageError:
+    return UsageError(f"unknown {kind} '{name}': {nearest(name, list(known))}")
+
+
+def _find(name: str, kind: str, known: Entries) -> Entry:
     if name in known:
         return known[name]
-    spelled = _of_pattern(name, getattr(bench, f"{kind}s"), known)
+    spelled = known.of_pattern(name)
     if spelled is not None:
         return spelled
     if ":" not in name:
-        raise UsageError(f"unknown {kind} '{name}': {nearest(name, list(known))}")
+        raise _unknown(name, kind, known)
     if name not in _own:
         raise UsageError(
             f"the {kind} '{name}' is not part of this suite: --import {name} runs its code, if you trust it"
         )
     cls, module = _own[name]
+    base = _base(kind)
     if not issubclass(cls, base):
         raise UsageError(f"'{name}' is no {base.__name__} of bench.contract")
     return _entry(name, cls, {}, name.partition(":")[0], module)
@@ -218,7 +280,7 @@ def method(name: str) -> Entry:
     Raises:
         UsageError: If there is none; names the nearest.
     """
-    return _find(name, "method", methods(), Method)
+    return _find(name, "method", methods())
 
 
 def task(name: str) -> Entry:
@@ -227,7 +289,7 @@ def task(name: str) -> Entry:
     Raises:
         UsageError: If there is none; names the nearest.
     """
-    return _find(name, "task", tasks(), Task)
+    return _find(name, "task", tasks())
 
 
 # ------------------------------------------------------------------------------------ presets, identity
@@ -237,7 +299,7 @@ def with_members(entry: Entry, members: int | None) -> Entry:
     """The method as an ensemble of so many members: under the name that stands for it, if there is one."""
     if members is None or members == entry.members:
         return entry
-    siblings = [e for e in methods().values() if e.cls is entry.cls and e.fixed == entry.fixed]
+    siblings = [e for e in methods().of_file(entry.file) if e.cls is entry.cls and e.fixed == entry.fixed]
     named = [e for e in siblings if e.members == members]
     named += [e for e in siblings if members > 1 and e.members > 1]
     return replace(named[0] if named else entry, members=members)
@@ -245,7 +307,8 @@ def with_members(entry: Entry, members: int | None) -> Entry:
 
 def member(method: Entry) -> Entry:
     """The method whose settings an ensemble has: its single member, if that has a name."""
-    same = [e for e in methods().values() if (e.cls, e.fixed, e.members) == (method.cls, method.fixed, 1)]
+    siblings = methods().of_file(method.file)
+    same = [e for e in siblings if (e.cls, e.fixed, e.members) == (method.cls, method.fixed, 1)]
     return same[0] if same else method
 
 

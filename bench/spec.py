@@ -1,6 +1,7 @@
 """What a task measures, as data that a leaderboard can read: metrics, their units and directions.
 
-`bench.contract` hands these names on; this file stands apart because it needs no torch.
+`bench.contract` hands these names on; this file stands apart because it needs no torch: records are read
+without.
 """
 
 from __future__ import annotations
@@ -8,6 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
+
+import numpy as np
+
+Arrays = dict[str, np.ndarray]
+"""Named arrays: a run leaves them behind, and scoring may look at nothing else."""
 
 
 @dataclass(frozen=True)

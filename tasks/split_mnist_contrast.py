@@ -37,9 +37,12 @@ from bench.settings import Count, settings
 from bench.studies import continual
 
 NAMES: dict[str, dict[str, object]] = {
-    f"split_{dataset}_{scenario}": {"dataset": dataset, "scenario": scenario}
-    for scenario in ("multi_head", "task_known_at_test")
-    for dataset in ("mnist", "fashion_mnist", "digits")
+    "split_mnist_multi_head": {"dataset": "mnist", "scenario": "multi_head"},
+    "split_fashion_mnist_multi_head": {"dataset": "fashion_mnist", "scenario": "multi_head"},
+    "split_digits_multi_head": {"dataset": "digits", "scenario": "multi_head"},
+    "split_mnist_task_known_at_test": {"dataset": "mnist", "scenario": "task_known_at_test"},
+    "split_fashion_mnist_task_known_at_test": {"dataset": "fashion_mnist", "scenario": "task_known_at_test"},
+    "split_digits_task_known_at_test": {"dataset": "digits", "scenario": "task_known_at_test"},
 }
 
 PRESETS: dict[str, dict[str, object]] = {

@@ -44,6 +44,7 @@ FLOORS = {
         *("bench.commands", "bench.intervals"),
         *("bench.errors", "bench.files", "bench.text", "bench.settings", "bench.randomness", "bench.signals"),
         *("bench.predictions", "bench.weights", "bench.networks", "bench.optimizers"),
+        *("bench.names", "bench.source"),
     },
     "contract": {"bench.contract", "bench.spec", "bench.hooks", "bench.comparison"},
     "what methods and tasks compute with": {
@@ -59,7 +60,7 @@ FLOORS = {
         *("bench.ensemble", "bench.compiled", "bench.stacked"),
         *("bench.watch", "bench.trainer", "bench.engine"),
     },
-    "names and records": {"bench.registry", "bench.records"},
+    "names and records": {"bench.registry", "bench.index", "bench.records"},
     "one run": {"bench.plan", "bench.claim", "bench.job", "bench.runner", "bench.wandb_log"},
     "many runs": {"bench.sweep", "bench.tune", "bench.leaderboard.*"},
     "command line": {"bench.progress", "bench.commands.*", "bench.cli", "bench.__main__"},

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import bench
-from bench import records, registry
+from bench import records, registry, source
 from bench.contract import Metric, Row, Spec, Undefined
 from bench.data import array_digest
 from bench.errors import UsageError
@@ -324,7 +324,7 @@ def copy_of_the_source(folder, inside):
     for name in ("methods", "tasks", "leaderboard"):
         roots[name] = roots["bench"] / name if inside else folder / name
         roots[name].mkdir(parents=True)
-    for name, path in records.source_files().items():
+    for name, path in source.source_files().items():
         copy = roots[name.split("/")[0]].joinpath(*name.split("/")[1:])
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(path.read_bytes())
@@ -342,7 +342,7 @@ def test_source_hash_is_over_every_source_file(tmp_path, monkeypatch, name, insi
     roots = copy_of_the_source(tmp_path, inside)
     found = {f"bench.{n}" if n != "bench" else n: [str(path)] for n, path in roots.items()}
     monkeypatch.setattr(
-        records, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=found[name])
+        source, "find_spec", lambda name: SimpleNamespace(submodule_search_locations=found[name])
     )
     assert records.source_hash() == before
     (roots["leaderboard"] / "new.py").write_text("ranks runs, changes none")

@@ -93,7 +93,7 @@ class Own(Method):
 def discover():
     import own_methods
 
-    return registry._discover(own_methods, Method)
+    return dict(registry.Entries(own_methods, "method"))
 
 
 def test_discovery_lists_the_names_of_all_files(package):
@@ -109,23 +109,56 @@ def test_discovery_lists_the_names_of_all_files(package):
 def test_name_of_two_files_is_refused(package):
     for stem in "ab":
         (package / f"{stem}.py").write_text(METHOD.format(names="{'same': {}}"))
-    with pytest.raises(TypeError, match=r"the name 'same' is declared in a\.py and b\.py"):
+    with pytest.raises(UsageError, match=r"the name 'same' is declared in a\.py and b\.py"):
         discover()
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "message"),
     [
-        "from bench.contract import Method\nNAMES = {'x': {}}\n",  # imported, not declared
-        METHOD.format(names="{'x': {}}") + "class Second(Method):\n    pass\n",
-        METHOD.format(names="{'x': {}}").replace("NAMES", "NAME"),
+        ("from bench.contract import Method\nNAMES = {'x': {}}\n", "one Method, not 0"),  # imported
+        (METHOD.format(names="{'x': {}}") + "class Second(Method):\n    pass\n", "one Method, not 2"),
+        (METHOD.format(names="{'x': {}}").replace("NAMES", "NAME"), "NAMES, written out as a dictionary"),
+        (METHOD.format(names="{n: {} for n in 'xy'}"), "NAMES, written out as a dictionary"),
+        (METHOD.format(names="['x', 'y']"), "NAMES, written out as a dictionary"),
+        (METHOD.format(names="{'x': 3}"), "NAMES, written out as a dictionary"),
     ],
-    ids=["no class", "two classes", "no names"],
+    ids=[
+        "no class",
+        "two classes",
+        "no names",
+        "names computed",
+        "names in a list",
+        "settings no dictionary",
+    ],
 )
-def test_file_that_does_not_declare_one_method_is_refused(package, content):
+def test_file_that_does_not_declare_one_method_is_refused(package, content, message):
     (package / "a.py").write_text(content)
-    with pytest.raises(TypeError, match="must declare NAMES and one Method"):
+    with pytest.raises(UsageError, match=f"must declare {message}"):
         discover()
+
+
+def test_a_file_is_imported_when_its_entry_is_asked_for(package):
+    """Names come from the source: a file that cannot be imported keeps nobody from the others."""
+    (package / "a.py").write_text("NAMES = {'one': {}}\nraise RuntimeError('not\\nnow')")
+    (package / "b.py").write_text("this is no Python")
+    (package / "c.py").write_text(METHOD.format(names="{'two': {}}"))
+    import own_methods
+
+    found = registry.Entries(own_methods, "method")
+    assert list(found) == ["one", "b", "two"]
+    assert found["two"].file == "c"
+    assert "own_methods.a" not in sys.modules
+    for name, reason in (("one", "a: RuntimeError: not now"), ("b", "b: SyntaxError: ")):
+        with pytest.raises(UsageError, match=f"cannot import own_methods.{reason}"):
+            found[name]
+
+
+def test_names_that_spell_out_settings_begin_with_the_name_of_their_file():
+    """Only then is the file found that knows the pattern."""
+    for entry in registry.methods().values():
+        pattern = getattr(sys.modules[entry.cls.__module__], "PATTERN", None)
+        assert pattern is None or pattern.pattern.startswith(f"{entry.file}_"), entry.file
 
 
 def test_names_of_methods_and_tasks_do_not_collide():

@@ -503,8 +503,8 @@ def test_a_method_of_the_suite_is_tuned_on_a_task_of_the_suite(monkeypatch):
     """The whole way: digits, one epoch, validation accuracy, and the run that uses the result."""
     module = importlib.import_module("bench.methods.mfvi")
     monkeypatch.setattr(module, "SEARCH", {"learning_rate": (1e-3, 1e-1, "log")}, raising=False)
-    entry = replace(registry.method("mfvi"), search=module.SEARCH)
-    monkeypatch.setitem(registry.methods(), "mfvi", entry)
+    discovered = registry.Entries(bench.methods, "method")
+    monkeypatch.setattr(registry, "methods", lambda: discovered)
     task = registry.task("split_digits")
     monkeypatch.setitem(task.presets, "standard", {"epochs": 1, "test_samples": 4})
     result = search(3, "mfvi", "split_digits")

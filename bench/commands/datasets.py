@@ -7,7 +7,6 @@ from typing import Literal
 
 from rich.table import Table
 
-from bench import data, tables
 from bench.commands.parser import Parser, output
 from bench.errors import UsageError
 
@@ -23,6 +22,9 @@ def show_data(arguments: list[str]) -> None:
         "--data-dir", type=str | None, default=None, help="folder of data files; also $BENCH_DATA"
     )
     chosen = parser.parse_args(arguments)
+
+    from bench import data, tables  # here, since both need torch
+
     if chosen.action == "list":
         table = Table(title="Data sets", title_justify="left")
         for column in ("name", "title", "examples", "licence", "found in"):

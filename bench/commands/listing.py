@@ -6,10 +6,9 @@ import json
 import textwrap
 from typing import Any, Literal
 
-from bench import registry
 from bench.commands.parser import Parser, output
-from bench.contract import CAPABILITIES
 from bench.errors import UsageError
+from bench.index import index
 
 Entry = dict[str, Any]
 """What is declared of a name."""
@@ -28,11 +27,11 @@ def show_names(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     if chosen.ranked and chosen.kind == "methods":
         raise UsageError("--ranked: tasks are ranked by, methods are not; give bench list tasks --ranked")
-    found = {}
+    known, found = index(), {}
     if chosen.kind != "tasks" and not chosen.ranked:
-        found["methods"] = _methods()
+        found["methods"] = known["methods"]
     if chosen.kind != "methods":
-        found["tasks"] = [task for task in _tasks() if task["ranked"] or not chosen.ranked]
+        found["tasks"] = [task for task in known["tasks"] if task["ranked"] or not chosen.ranked]
     if chosen.json:
         print(json.dumps(found, indent=2))
         return
@@ -47,35 +46,6 @@ def show_names(arguments: list[str]) -> None:
                 if second:
                     _print(second, "    ")
             output.print()
-
-
-def _methods() -> list[Entry]:
-    return [
-        {
-            "name": name,
-            "summary": entry.summary,
-            "fixed": dict(entry.fixed) | ({"members": entry.members} if entry.members > 1 else {}),
-            "capabilities": [capability for capability in CAPABILITIES if capability in entry.provides],
-        }
-        for name, entry in registry.methods().items()
-    ]
-
-
-def _tasks() -> list[Entry]:
-    found = []
-    for name, entry in registry.tasks().items():
-        spec = entry.cls(registry.build(entry.cls.settings_class, dict(entry.fixed), "task")).spec
-        found.append(
-            {
-                "name": name,
-                "question": spec.question,
-                "fixed": dict(entry.fixed),
-                "main_metric": spec.main_metric,
-                "needs": sorted(spec.requires),
-                "ranked": spec.ranked,
-            }
-        )
-    return found
 
 
 def _capabilities(method: Entry) -> str:

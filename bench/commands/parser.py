@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 import jsonargparse
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
+from bench import registry
 from bench.errors import UsageError
 from bench.registry import import_own, nearest
 from bench.text import escaped
@@ -37,9 +38,21 @@ class Parser(jsonargparse.ArgumentParser):
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog=prog, allow_abbrev=False, **options)
 
+    def add_argument(self, *names: Any, **options: Any) -> Any:
+        """Adds an argument of whose values the shell completes those that a Literal names."""
+        action, kind = super().add_argument(*names, **options), options.get("type")
+        values = get_args(kind) if get_origin(kind) is Literal else ()
+        vars(action)["completer"] = lambda **_: values  # jsonargparse's own knows no Literal
+        return action
+
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raises a UsageError in place of printing the usage and ending the process."""
-        raise UsageError(_one_line(message, [o for a in self._actions for o in a.option_strings]))
+        raise UsageError(_one_line(message, self.flags()))
+
+    def flags(self) -> list[str]:
+        """Every flag that help shows."""
+        shown = (action for action in self._actions if action.help != argparse.SUPPRESS)
+        return [flag for action in shown for flag in action.option_strings]
 
 
 def _one_line(message: str, flags: list[str]) -> str:
@@ -78,6 +91,14 @@ def add_imports(parser: Parser) -> None:
         metavar="package.module:Class",
         help="run the code of an own method or task that records name; may be given several times",
     )
+
+
+def add_method_and_task(parser: Parser) -> None:
+    """Adds METHOD and TASK, whose names the shell completes."""
+    for kind, known in (("method", registry.methods), ("task", registry.tasks)):
+        help = f"name of a {kind} (bench list {kind}s) or package.module:Class"
+        action = parser.add_argument(kind.upper(), help=help)
+        vars(action)["completer"] = lambda known=known, **_: list(known())
 
 
 def add_run_arguments(parser: Parser) -> None:

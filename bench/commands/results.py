@@ -64,8 +64,6 @@ def show(arguments: list[str]) -> None:
 
 def draw(arguments: list[str]) -> None:
     """Draws every run by itself, or with --to all runs together, as their tasks say."""
-    from bench.runner import redraw
-
     parser = Parser(
         "bench figures",
         description="Draw the figures of runs anew, from their arrays. With --to, draw the runs together, as "
@@ -83,6 +81,9 @@ def draw(arguments: list[str]) -> None:
     if chosen.to is not None:
         _draw_together(chosen.RUN, Path(chosen.to))
         return
+
+    from bench.runner import redraw
+
     for name in chosen.RUN:
         for path in redraw(Path(name)):
             output.print(str(path), soft_wrap=True)
@@ -124,34 +125,47 @@ def _save(charts: Mapping[str, Any], folder: Path) -> None:
 
 def record(arguments: list[str]) -> None:
     """Copies runs to the committed records."""
-    from bench.leaderboard.entries import RECORDS, add
-
     parser = Parser("bench record", description="Keep runs as evidence.")
     parser.add_argument("action", type=Literal["add"], help="add copies runs to the committed records")
     parser.add_argument(
         "RUN", nargs="+", type=str, help="directory of a run; neither smoke nor from changed source"
     )
-    parser.add_argument("--to", type=str, default=str(RECORDS), help="folder of the committed records")
+    parser.add_argument(
+        "--to",
+        type=str | None,
+        default=None,
+        help="folder of the committed records; default is leaderboard/records/ of this project",
+    )
     parser.add_argument("--force", action="store_true", help="replace an older record of the same run")
     add_imports(parser)
     chosen = parser.parse_args(arguments)
+
+    from bench.leaderboard.entries import RECORDS, add
+
+    to = RECORDS if chosen.to is None else Path(chosen.to)
     for name in chosen.RUN:
-        output.print(str(add(Path(name), Path(chosen.to), chosen.force)), soft_wrap=True)
+        output.print(str(add(Path(name), to, chosen.force)), soft_wrap=True)
 
 
 def reference(arguments: list[str]) -> None:
     """Copies predictions of runs to the references."""
-    from bench.leaderboard.references import add
-    from bench.studies.references import FOLDER
-
     parser = Parser("bench reference", description="Make runs of a sampler the reference of their task.")
     parser.add_argument("action", type=Literal["add"], help="add copies predictions to the references")
     parser.add_argument(
         "RUN", nargs="+", type=str, help="directory of a run that mixed, of a method that provides invariant"
     )
-    parser.add_argument("--to", type=str, default=str(FOLDER), help="folder of the references")
+    parser.add_argument(
+        "--to",
+        type=str | None,
+        default=None,
+        help="folder of the references; default is tasks/references/ of this project",
+    )
     parser.add_argument("--force", action="store_true", help="replace an older reference of the same target")
     add_imports(parser)
     chosen = parser.parse_args(arguments)
+
+    from bench.leaderboard.references import add
+
+    to = None if chosen.to is None else Path(chosen.to)
     for name in chosen.RUN:
-        output.print(str(add(Path(name), Path(chosen.to), chosen.force)), soft_wrap=True)
+        output.print(str(add(Path(name), to, chosen.force)), soft_wrap=True)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
 from bench import registry
-from bench.commands.parser import Parser, add_run_arguments, errors, output
+from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, output
 from bench.commands.results import print_record
 from bench.errors import UsageError
+from bench.index import kept
 from bench.settings import read_yaml
 
 _TABLES = ("method", "task", "trainer")
@@ -55,8 +58,7 @@ def _run_parser(method: str | None, task: str | None, preset: str) -> Parser:
     parser.add_argument(
         "--config", action="config", help="settings from a file, as --print_config prints them"
     )
-    parser.add_argument("METHOD", help="name of a method (bench list methods) or package.module:Class")
-    parser.add_argument("TASK", help="name of a task (bench list tasks) or package.module:Class")
+    add_method_and_task(parser)
     parser.add_argument(
         "--preset",
         type=Literal["smoke", "standard", "paper"],
@@ -92,9 +94,31 @@ def _run_parser(method: str | None, task: str | None, preset: str) -> Parser:
     return parser
 
 
+def _known_parser(words: list[str]) -> Parser:
+    """A parser with the flags of METHOD and TASK by name, as far as the index has them; needs no torch."""
+    parser = _run_parser(None, None, "standard")
+    settings = (kept() or {}).get("settings", {})
+    for name in ["trainer", *words[:2]]:
+        for setting in settings.get(name, []):
+            parser.add_argument(f"--{setting}")
+    return parser
+
+
+def _refuse_unknown_flags(words: list[str], flags: Iterable[str]) -> None:
+    """Refuses misspelled flags before torch is imported, where the index has all that there are."""
+    settings = (kept() or {}).get("settings", {})
+    if all(name in settings for name in words[:2]):
+        parser = _known_parser(words)
+        for flag in flags:
+            if flag.startswith("--") and flag not in parser.flags():
+                parser.error(f"unrecognized arguments: {flag}")
+
+
 def run(arguments: list[str]) -> None:
     """Fits a method on a task; prints the record as words and its directory as the result."""
     words, flags = _words(arguments)
+    if "_ARGCOMPLETE" in os.environ:
+        _known_parser(words).parse_args([])  # answers the shell and ends the process
     config = _config(flags.get("--config"))
     if not words and "METHOD" in config and "TASK" in config:
         words = [config.pop("METHOD"), config.pop("TASK")]
@@ -105,6 +129,8 @@ def run(arguments: list[str]) -> None:
             _run_parser(None, None, preset).parse_args(["--help"])
         raise UsageError("bench run needs METHOD and TASK; see bench list")
     method, task = words[:2]
+    registry.refuse_unknown(method, task)
+    _refuse_unknown_flags(words, flags)
     chosen = _run_parser(method, task, preset).parse_args(arguments)
 
     from bench import runner

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from rich.table import Table
 
 from bench import registry
-from bench.commands.parser import Parser, add_run_arguments, errors, output
+from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, output
 from bench.errors import BenchError, Diverged, UsageError
+from bench.plan import Plan
+from bench.settings import build
 
 
 def sweep(arguments: list[str]) -> int:
     """Runs every cell of a grid; returns the exit code of the worst."""
-    from bench.progress import shown
-    from bench.sweep import distinct, read, run_cell
-
     parser = Parser("bench sweep", description="Run every cell of a grid, and go on after one that fails.")
     parser.add_argument(
         "--grid",
@@ -32,6 +32,10 @@ def sweep(arguments: list[str]) -> int:
         help="run failed cells again, and replace finished runs whose preset has changed since",
     )
     chosen = parser.parse_args(arguments)
+
+    from bench.progress import shown
+    from bench.sweep import distinct, read, run_cell
+
     common = {name: chosen[name] for name in ("out", "data_dir", "threads", "force")}
     cells, twice = distinct(read(Path(chosen.grid), **common))
     if twice is not None:
@@ -68,19 +72,10 @@ def sweep(arguments: list[str]) -> int:
 
 def tune(arguments: list[str]) -> None:
     """Chooses settings by validation data, within a budget."""
-    from functools import partial
-
-    from bench.plan import Plan
-    from bench.progress import shown
-    from bench.settings import build
-    from bench.tune import tune as search
-    from bench.tune import unequal_budgets
-
     parser = Parser(
         "bench tune", description="Choose settings for METHOD on TASK by validation data, within a budget."
     )
-    parser.add_argument("METHOD", help="name of a method (bench list methods) or package.module:Class")
-    parser.add_argument("TASK", help="name of a task (bench list tasks) or package.module:Class")
+    add_method_and_task(parser)
     parser.add_argument(
         "--budget",
         type=int,
@@ -104,6 +99,12 @@ def tune(arguments: list[str]) -> None:
         help="run failed configurations and those of another source again, replace any earlier result",
     )
     chosen = parser.parse_args(arguments)
+    registry.refuse_unknown(chosen.METHOD, chosen.TASK)
+
+    from bench.progress import shown
+    from bench.tune import tune as search
+    from bench.tune import unequal_budgets
+
     registry.import_own(chosen.METHOD, chosen.TASK)
     registry.method(chosen.METHOD), registry.task(chosen.TASK)  # before a warning that speaks of them
     options = {name: chosen[name] for name in ("seed", "preset", "out", "data_dir", "threads", "force")}

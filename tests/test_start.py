@@ -1,0 +1,208 @@
+"""What must not wait for torch: help, misspelled names and flags, the second `bench list`, completion.
+
+How long each takes `benchmarks/start.py` measures.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from bench import cli, index, places, registry
+from bench.commands import running
+from bench.engine import TrainerOptions
+
+HEAVY = ("torch", "pytorch_lightning", "torchvision", "torchmetrics", "scipy", "sklearn", "altair", "wandb")
+QUICK = [
+    (0, ["--version"]),
+    (0, ["--help"]),
+    *((0, [command, "--help"]) for command in cli.COMMANDS),
+    (2, ["rnu"]),
+    (2, ["run", "redial", "split_digits"]),
+    (2, ["run", "map", "split_digit"]),
+    (2, ["run", "nf_gama_10_1_100_True", "singular_evidence"]),
+    (2, ["run", "map", "split_digits", "--sed", "3"]),
+    (2, ["run", "map", "split_digits", "--method.learnin_rate=3"]),
+    (2, ["tune", "redial", "split_digits", "--budget", "3"]),
+    (2, ["tune", "map", "split_digit", "--budget", "3"]),
+    (2, ["sweep", "--gird", "x"]),
+    (2, ["show", "--x"]),
+    (2, ["data", "fetch"]),
+    (0, ["list"]),
+    (0, ["list", "tasks", "--ranked"]),
+    (0, ["completion", "bash"]),
+]
+WITHOUT = """
+import contextlib, io, json, sys
+
+class Refused(BaseException):
+    pass
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name in {heavy}:
+            raise Refused(name)
+
+sys.meta_path.insert(0, Finder())
+import bench.records
+from bench import cli
+
+def called(arguments):
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            return cli.main(arguments)
+    except SystemExit as exit:
+        return exit.code
+    except Refused as name:
+        return str(name)
+
+print(json.dumps([called(arguments) for arguments in {calls}]))
+"""
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """A cache of its own; the user's home in other processes is `tmp_path`."""
+    monkeypatch.setattr(places, "CACHE_ROOT", tmp_path / ".cache" / "posterior-bench")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return places.CACHE_ROOT
+
+
+def outcomes(calls, cwd):
+    """Exit codes of commands where torch cannot be imported; of one that tries, the name of the module."""
+    code = WITHOUT.format(heavy=HEAVY, calls=calls)
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_help_mistakes_and_the_second_list_need_no_torch(cache, tmp_path):
+    control = ["run", "map", "split_digits", "--help"]
+    assert outcomes([["list"], control], tmp_path) == ["torch", "torch"]
+    index.index()
+    calls = [arguments for _, arguments in QUICK]
+    expected = [code for code, _ in QUICK]
+    found = outcomes([*calls, control], tmp_path)
+    slow = [(a, f) for a, f, e in zip(calls, found, expected, strict=False) if f != e]
+    assert not slow
+    assert found[-1] == "torch"
+
+
+# ---- the index
+
+
+@pytest.fixture
+def makings(monkeypatch):
+    """Grows by one whenever an index is made."""
+    made = []
+    make = index._made
+    monkeypatch.setattr(index, "_made", lambda: made.append(1) or make())
+    return made
+
+
+def test_the_index_is_made_once_for_each_source(cache, makings, monkeypatch):
+    first = index.index()
+    assert index.index() == index.kept() == first
+    assert len(makings) == 1
+    monkeypatch.setattr(index, "source_hash", lambda: "another")
+    assert index.kept() is None
+    assert index.index() == first
+    assert len(makings) == 2
+    assert [path.name for path in cache.iterdir()] == [index.path().name]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[:-9],
+        lambda content: b"[]",
+        lambda content: b"\xff" + content,
+        lambda content: b"[" * 100_000,
+        lambda content: content.replace(b"split_digits", b"split_digit5", 1),
+        lambda content: b'{"seal": "", "index": {}}',
+    ],
+    ids=["empty", "cut off", "no index", "no text", "deep", "one byte", "made up"],
+)
+def test_a_damaged_index_is_made_again(cache, makings, damage):
+    first = index.index()
+    index.path().write_bytes(damage(index.path().read_bytes()))
+    assert index.kept() is None
+    assert index.index() == first == index.kept()
+    assert len(makings) == 2
+
+
+def test_a_cache_that_cannot_be_written_or_read_is_no_failure(cache, makings):
+    cache.parent.mkdir()
+    cache.write_text("a file where the folder should be")
+    assert index.index()["methods"]
+    cache.unlink()
+    index.path().mkdir(parents=True)
+    assert index.index()["methods"]
+    assert len(makings) == 2
+
+
+def test_the_index_has_every_flag_of_a_run(cache):
+    """A flag that the index lacks would be refused as misspelled."""
+    index.index()
+    for method, task in (("map", "split_digits"), ("swag", "active_mnist"), ("linear", "uci_yacht")):
+        whole = running._run_parser(method, task, "standard").flags()
+        assert {*running._known_parser([method, task]).flags()} == {*whole}
+    settings = index.kept()["settings"]
+    assert settings.keys() == {"trainer", *registry.methods(), *registry.tasks()}
+    assert len(settings["trainer"]) == len(TrainerOptions.__dataclass_fields__) + 1
+
+
+# ---- completion
+
+
+LINES = {
+    "bench r": {"run", "record", "reference"},
+    "bench run ma": {"map", "matrix_normal_vi"},
+    "bench tune --budget 3 map split_digits_m": {"split_digits_multi_head"},
+    "bench run map split_digits --preset s": {"smoke", "standard"},
+    "bench run --preset smoke map split_digits --method.": {"--method.learning_rate", "--method.optimizer"},
+    "bench run map split_digits --trainer.d": {"--trainer.devices"},
+    "bench list m": {"methods"},
+    "bench completion b": {"bash"},
+    "bench rnu x": set(),
+}
+ANSWERED = """
+import os
+for number, line in enumerate({lines}):
+    told = dict(COMP_LINE=line, COMP_POINT=str(len(line)), _ARGCOMPLETE="1")
+    if os.fork() == 0:
+        os.environ.update(told, _ARGCOMPLETE_STDOUT_FILENAME=f"answer{{number}}")
+        open(f"answer{{number}}", "w").close()
+        called([])
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_the_shell_completes_commands_names_flags_and_settings(cache, tmp_path):
+    """A process for each line: an answer ends it."""
+    index.index()
+    code = WITHOUT.format(heavy=HEAVY, calls=[]) + ANSWERED.format(lines=[*LINES])
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    answers = [(tmp_path / f"answer{number}").read_text() for number in range(len(LINES))]
+    found = {
+        line: {*answer.replace("\013", " ").split()} for line, answer in zip(LINES, answers, strict=True)
+    }
+    assert found == LINES
+
+
+def test_bash_completes_by_the_script(cache, tmp_path):
+    """The whole way, in a real shell."""
+    (tmp_path / "bench").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m bench "$@"\n')
+    (tmp_path / "bench").chmod(0o755)
+    script = (
+        'PATH="$PWD:$PATH"; eval "$(bench completion bash)"; complete -p bench; COMP_LINE="bench run ma"\n'
+        'COMP_POINT=12; _python_argcomplete bench; echo "${COMPREPLY[@]}"'
+    )
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+    lines = done.stdout.splitlines()
+    assert lines[0].endswith("-F _python_argcomplete bench"), done.stderr
+    assert lines[1].split() == ["map", "matrix_normal_vi"]
