@@ -1,8 +1,8 @@
 """Names: which methods and tasks there are, their presets, and the identity of a choice of settings.
 
 Methods and tasks are found by listing the files of `bench.methods` and `bench.tasks`; a user's own is named
-`package.module:Class`, and is known once `import_own` has imported it. Names are read from the source (`bench.names`); a file is imported, and torch with it,
-when an entry of it is asked for.
+`package.module:Class`, and is known once `import_own` has imported it. Names are read from the source
+(`bench.names`); a file is imported, and torch with it, when an entry of it is asked for.
 """
 
 from __future__ import annotations
