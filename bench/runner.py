@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import torch
 
-from bench import figures, records, registry
+from bench import checkpoints, figures, records, registry
 from bench.contract import Arrays, FinishedRun, Method, Row, Task
 from bench.data import array_digest
 from bench.engine import Engine, TrainerOptions
@@ -110,22 +110,20 @@ def load(run: str | Path, data_dir: str | None = None) -> Method:
         data_dir: Folder with data files; the task's problem is posed again to rebuild the network.
 
     Raises:
-        UsageError: If the directory holds no completed run with a checkpoint.
+        UsageError: If the directory holds no completed run with a checkpoint, or the checkpoint is damaged.
     """
     directory = Path(run)
     record = records.read_record(directory)
-    checkpoints = sorted((directory / "checkpoints").glob("*.ckpt"))
-    if not checkpoints:
+    paths = sorted((directory / "checkpoints").glob("*.ckpt"))
+    if not paths:
         raise UsageError(f"{directory} holds no checkpoint")
     method = registry.method(record.method.name)
     settings = build(method.cls.settings_class, record.method.settings, "method")
     problem = task_of(record, data_dir).problem()
     members: list[Method] = []
-    for path in checkpoints[-record.method.members :]:
-        checkpoint = torch.load(path, weights_only=True, map_location="cpu")
+    for path in paths[-record.method.members :]:
         fitted: Method = method.cls(problem, settings)
-        fitted.load_state_dict(checkpoint["state_dict"])
-        fitted.on_load_checkpoint(checkpoint)
+        checkpoints.restore(fitted, path)
         members.append(fitted)
     return members[0] if len(members) == 1 else Ensemble(members)
 
@@ -262,7 +260,12 @@ def _mark(directory: Path, fingerprint: dict[str, Any]) -> None:
     marker = directory / "unfinished.json"
     content = json.dumps(fingerprint, indent=2, sort_keys=True).encode()
     if marker.exists() and marker.read_bytes() != content:
-        old = json.loads(marker.read_bytes())
+        try:
+            old = dict(json.loads(marker.read_bytes()))
+        except (ValueError, TypeError):
+            raise UsageError(
+                f"{marker} is damaged, so that nobody knows what the unfinished run was; --force starts anew"
+            ) from None
         differs = ", ".join(k for k in fingerprint if old.get(k) != fingerprint[k])
         raise UsageError(f"{directory} holds an unfinished run with another {differs}; --force starts anew")
     write(marker, content)
