@@ -52,10 +52,9 @@ def read(path: Path) -> dict[str, Any]:
     """
     with fitting(path):
         content = path.read_bytes()
-        archive, digest = content[:-_DIGEST], content[-_DIGEST:]
-        if hashlib.sha256(archive).digest() != digest:
+        if hashlib.sha256(memoryview(content)[:-_DIGEST]).digest() != content[-_DIGEST:]:
             raise Damaged(path)
-        found: dict[str, Any] = torch.load(io.BytesIO(archive), weights_only=True, map_location="cpu")
+        found: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
         return found
 
 
