@@ -31,13 +31,18 @@ def writing(path: Path) -> Iterator[None]:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
 
 
+def temporary(path: Path) -> Path:
+    """The file in which the content of another grows while it is written; a process killed then leaves it."""
+    return path.with_name(f".{path.name}.writing")
+
+
 def write(path: Path, content: bytes) -> None:
     """Writes a file in one step: a temporary file beside it, then a rename; makes the folders above it.
 
     Raises:
         OutputError: If it cannot be written; an older file of that name is then as it was.
     """
-    partial = path.with_name(f".{path.name}.writing")
+    partial = temporary(path)
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
