@@ -7,8 +7,10 @@ its last line is the directory.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import bench
 from bench.commands.datasets import show_data
@@ -17,9 +19,10 @@ from bench.commands.parser import errors, output
 from bench.commands.results import draw, record, reference, show
 from bench.commands.running import run
 from bench.commands.searching import sweep, tune
-from bench.errors import BenchError, UsageError
+from bench.errors import BenchError, OutputError, UsageError
 from bench.registry import nearest
 from bench.signals import stoppable
+from bench.text import escaped
 
 __all__ = ["COMMANDS", "errors", "main", "output"]
 
@@ -42,10 +45,14 @@ def main(arguments: list[str] | None = None) -> int:
         with stoppable(last=arguments is None) as stop:
             return _answer(sys.argv[1:] if arguments is None else arguments)
     except BenchError as error:
-        errors.print(f"bench: {error}", soft_wrap=True)
+        _tell(error)
         return error.exit_code
     except BrokenPipeError:
         return 1
+    except OSError as error:  # what is read or written under a name is told where it happens
+        _tell(f"cannot write {error.filename or 'the output'}: {error.strerror or error}")
+        _discard_output()
+        return OutputError.exit_code
     return stop.exit_code or 0
 
 
@@ -60,4 +67,18 @@ def _answer(arguments: list[str]) -> int:
         return 0
     if arguments[0] not in COMMANDS:
         raise UsageError(f"unknown command '{arguments[0]}': {nearest(arguments[0], list(COMMANDS))}")
-    return COMMANDS[arguments[0]][0](arguments[1:]) or 0
+    code = COMMANDS[arguments[0]][0](arguments[1:])
+    sys.stdout.flush()
+    return code or 0
+
+
+def _tell(error: object) -> None:
+    """One line on standard error, if anything can be written there."""
+    with suppress(OSError):
+        errors.print(f"bench: {escaped(str(error))}", soft_wrap=True)
+
+
+def _discard_output() -> None:
+    """Lets the end of the process drop what standard output does not take, in place of a traceback."""
+    with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())

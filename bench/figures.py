@@ -14,6 +14,7 @@ import vl_convert
 from bench.contract import Row
 from bench.files import write
 from bench.intervals import Band, Moments
+from bench.text import all_escaped
 
 COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2")
 """Of the series of a chart, in their order."""
@@ -29,7 +30,7 @@ def save(charts: Mapping[str, Any], folder: Path) -> list[Path]:
     """
     paths = []
     for name, chart in charts.items():
-        specification = chart.to_dict()
+        specification = all_escaped(chart.to_dict())  # what XML does not know would end the process
         svg = _renumbered(vl_convert.vegalite_to_svg(specification)).encode()
         png = vl_convert.vegalite_to_png(specification, scale=2)
         for ending, content in (("svg", svg), ("png", png)):

@@ -6,7 +6,7 @@ A process that is killed leaves no half-written file under its final name, and n
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -42,18 +42,32 @@ def write(path: Path, content: bytes) -> None:
     Raises:
         OutputError: If it cannot be written; an older file of that name is then as it was.
     """
-    partial = temporary(path)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with partial.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        except OSError:
-            partial.unlink(missing_ok=True)
-            raise
+    write_all({path: content})
+
+
+def write_all(contents: Mapping[Path, bytes]) -> None:
+    """Writes files that belong together: none takes its name before all of them are on the disk.
+
+    Raises:
+        OutputError: If one cannot be written; older files of these names are then as they were.
+    """
+    partial = {path: temporary(path) for path in contents}
+    try:
+        for path, content in contents.items():
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                with partial[path].open("wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+        for path in contents:
+            with writing(path):
+                os.replace(partial[path], path)
+    except OutputError:
+        for path in partial.values():
+            with suppress(OSError):
+                path.unlink()
+        raise
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from bench import registry
 from bench.registry import Choice
-from bench.settings import Count, Whole, settings
+from bench.settings import Count, Folder, Seed, Threads, settings
 from bench.trainer import TrainerOptions
 
 
@@ -30,7 +30,7 @@ class Plan:
     """Name of the task, or `package.module:Class`."""
     preset: str = "standard"
     """smoke, standard or paper."""
-    seed: Whole = 0
+    seed: Seed = 0
     """Seed of everything random in the run."""
     method_settings: Mapping[str, Any] = Field(default_factory=dict)
     """Settings of the method other than the preset's, by name."""
@@ -40,9 +40,9 @@ class Plan:
     """Fit so many independent copies and pool their draws; None is what the method's name says."""
     trainer: Mapping[str, Any] = Field(default_factory=dict)
     """Options of Lightning's Trainer (`bench.engine.TrainerOptions`), by name."""
-    threads: Count | None = None
+    threads: Threads | None = None
     """CPU threads; None leaves torch's choice. The same seed and threads give the same numbers."""
-    out: Path = Path("runs")
+    out: Folder = Path("runs")
     """Folder for runs."""
     data_dir: str | None = None
     """Folder with data files; None searches the usual places."""

@@ -17,13 +17,14 @@ import csv
 import hashlib
 import io
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version as installed_version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 import pydantic
@@ -35,6 +36,7 @@ from bench.contract import Arrays, Metrics, Row, Spec, Undefined
 from bench.data import array_digest
 from bench.errors import UsageError
 from bench.files import write
+from bench.text import all_escaped, hidden, one_line
 
 SCHEMA_VERSION: Final = 1
 
@@ -178,35 +180,70 @@ class Record(_Part):
         """Floating-point precision of the training, which is part of the method's identity."""
         return str(self.trainer["precision"])
 
+    @pydantic.model_validator(mode="after")
+    def _is_coherent(self) -> Self:
+        """Refuses parts that contradict each other, and names that are none of a file."""
+        if self.task.main_metric not in self.metrics:
+            raise ValueError(f"the main metric {self.task.main_metric} is none of the metrics")
+        without = {name for name, value in self.metrics.items() if value is None}
+        if self.undefined.keys() != without:
+            raise ValueError("undefined does not name the metrics without a value")
+        for identity in (self.task.identity, self.method.identity):
+            if not re.fullmatch(r"[A-Za-z0-9_~][A-Za-z0-9._+,=~-]*", identity):
+                raise ValueError(f"the identity {identity} is no name of a folder")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"the seed {self.seed} is not in [0, 2^63)")
+        if self.method.members < 1:
+            raise ValueError(f"{self.method.members} members: must be 1 or more")
+        return self
+
 
 # ----------------------------------------------------------------------------------------- reading, writing
 
 
 def write_record(directory: Path, record: Record) -> None:
-    """Writes `record.json`."""
-    write(directory / "record.json", (record.model_dump_json(indent=2) + "\n").encode())
+    """Writes `record.json`; what no record may hold is escaped (`bench.text`)."""
+    whole = Record.model_validate(all_escaped(record.model_dump()))
+    write(directory / "record.json", (whole.model_dump_json(indent=2) + "\n").encode())
 
 
 def read_record(directory: Path) -> Record:
     """Reads the record of a run's directory.
 
     Raises:
-        UsageError: If there is none, or it does not follow the schema.
+        UsageError: If there is none, it does not follow the schema, or a string holds characters that could
+            deceive a terminal.
     """
     path = directory / "record.json"
     try:
-        return Record.model_validate_json(path.read_bytes())
-    except OSError:
+        record = Record.model_validate_json(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
         hint = "an unfinished run" if (directory / "unfinished.json").exists() else "no run"
         raise UsageError(f"{directory} holds {hint}: there is no record.json") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{path} is no record of schema {SCHEMA_VERSION}: {where}: {first['msg']}") from None
+        why = one_line(f"{where}: {first['msg'].removeprefix('Value error, ')}".removeprefix(": "))
+        raise UsageError(f"{path} is no record of schema {SCHEMA_VERSION}: {why}") from None
+    _refuse_hidden(path, record.model_dump())
+    return record
+
+
+def _refuse_hidden(path: Path, value: Any) -> None:
+    if (found := next(hidden(value), None)) is not None:
+        raise UsageError(f"{path} holds characters that are never printed: '{one_line(found)}'")
 
 
 def write_arrays(directory: Path, arrays: Arrays) -> None:
-    """Writes `arrays.safetensors`."""
+    """Writes `arrays.safetensors`.
+
+    Raises:
+        ValueError: If a name holds hidden characters (`bench.text`), with which no array is read again.
+    """
+    if (found := next(hidden(list(arrays)), None)) is not None:
+        raise ValueError(f"an array is named '{found}'")
     contiguous = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
     write(directory / "arrays.safetensors", safetensors.numpy.save(contiguous))
 
@@ -220,21 +257,25 @@ def read_arrays(directory: Path) -> Arrays:
     path = directory / "arrays.safetensors"
     try:
         arrays = safetensors.numpy.load(path.read_bytes())
-    except OSError:
+    except FileNotFoundError:
         raise UsageError(f"{directory} holds no arrays.safetensors") from None
-    except safetensors.SafetensorError as error:
-        raise UsageError(f"{path} is damaged: {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (safetensors.SafetensorError, LookupError, TypeError, ValueError) as error:
+        # Of types that numpy does not have, such as bfloat16, the reader knows nothing.
+        raise UsageError(f"{path} is damaged: {one_line(error)}") from None
+    _refuse_hidden(path, list(arrays))
     if array_digest(arrays) != read_record(directory).provenance.arrays_digest:
         raise UsageError(f"{path} does not hold the arrays of the record beside it: their digests differ")
     return arrays
 
 
 def write_curves(directory: Path, rows: Iterable[Sequence[Any]]) -> None:
-    """Writes `curves.csv`."""
+    """Writes `curves.csv`; hidden characters of names are escaped (`bench.text`)."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Row._fields)
-    writer.writerows(rows)
+    writer.writerows(all_escaped([tuple(row) for row in rows]))
     write(directory / "curves.csv", text.getvalue().encode())
 
 
@@ -263,9 +304,13 @@ def read_curves(directory: Path) -> list[Row]:
             header, *rows = csv.reader(file)
             if tuple(header) != Row._fields:
                 raise ValueError(f"the header is not {','.join(Row._fields)}")
-            return [Row(curve, series, float(x), float(value)) for curve, series, x, value in rows]
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: {' '.join(str(error).split())}") from None
+            found = [Row(curve, series, float(x), float(value)) for curve, series, x, value in rows]
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, csv.Error) as error:
+        raise UsageError(f"{path} is damaged: {one_line(error)}") from None
+    _refuse_hidden(path, [row[:2] for row in found])
+    return found
 
 
 Scores = tuple[dict[str, float | None], dict[str, str]]

@@ -141,7 +141,8 @@ def load(run: str | Path, data_dir: str | None = None, imports: tuple[str, ...] 
 def task_of(record: records.Record, data_dir: str | None = None) -> Task:
     """The task of a record, with the settings that it had."""
     task = registry.task(record.task.name)
-    protocol: Task = task.cls(build(task.cls.settings_class, record.task.settings, "task"), data_dir)
+    with registry.defects(f"the task '{record.task.name}'"):
+        protocol: Task = task.cls(build(task.cls.settings_class, record.task.settings, "task"), data_dir)
     return protocol
 
 

@@ -12,20 +12,42 @@ and every field has a default and one line of documentation with its unit.
 
 from __future__ import annotations
 
+import json
+import os
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Annotated, Any, dataclass_transform
 
 import pydantic
-from pydantic import Field
+import yaml
+from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.dataclasses import is_pydantic_dataclass
 
 from bench.errors import UsageError
+from bench.text import one_line
 
 Positive = Annotated[float, Field(gt=0)]
 NonNegative = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
 Whole = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+
+
+def _of_this_machine(threads: int) -> int:
+    if threads > (most := os.cpu_count() or 1):
+        raise ValueError(f"must be {most} or less, the number of processors of this machine")
+    return threads
+
+
+def _named(path: Any) -> Any:
+    if not isinstance(path, str | Path) or path == "":
+        raise ValueError("must name a folder; . is the present one")
+    return path
+
+
+Threads = Annotated[Count, AfterValidator(_of_this_machine)]
+Folder = Annotated[Path, BeforeValidator(_named)]
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -65,3 +87,31 @@ def build(cls: type, values: dict[str, Any], flag: str = "") -> Any:
             message = f"must be {first['ctx']['ge']} or more"
         shown = f"{flag}.{name}" if flag else name.replace("_", "-")
         raise UsageError(f"--{shown} {given}: {message}") from None
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping, of which YAML would silently take the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        lines: dict[Any, int] = {}
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            key, line = key_node.value, key_node.start_mark.line + 1
+            if isinstance(key_node, yaml.ScalarNode) and key in lines:
+                raise ValueError(f"the key {key} stands in line {lines[key]} and again in line {line}")
+            lines[str(key)] = line
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path, flag: str) -> Any:
+    """The content of a YAML file.
+
+    Raises:
+        UsageError: If it cannot be read, is not YAML, contains itself, or gives a key twice; one line that
+            begins with the flag and the path.
+    """
+    try:
+        content = yaml.load(path.read_text(), _Loader)
+        json.dumps(content, default=str)  # refuses what contains itself
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
+        raise UsageError(f"{flag} {path}: {one_line(error)}") from None
+    return content

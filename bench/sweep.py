@@ -25,7 +25,6 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 import torch
-import yaml
 from pydantic import BeforeValidator, Field
 
 from bench import runner
@@ -33,7 +32,7 @@ from bench.errors import BenchError, DataError, OutputError, UsageError
 from bench.plan import Plan
 from bench.records import Record, read_record
 from bench.registry import PRESETS, Choice, nearest
-from bench.settings import Count, Whole, build
+from bench.settings import Count, Seed, build, read_yaml
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class _Block(pydantic.BaseModel):
 
     methods: Several[str]
     tasks: Several[str]
-    seeds: Several[Whole] = [0]
+    seeds: Several[Seed] = [0]
     preset: Several[Literal["smoke", "standard", "paper"]] = ["standard"]
     members: Several[Count | None] = [None]
     method: Table = {}
@@ -96,7 +95,7 @@ class _Block(pydantic.BaseModel):
 _MUST_BE = {
     "methods": "a name",
     "tasks": "a name",
-    "seeds": "0 or more",
+    "seeds": "0 or more, below 2^63",
     "preset": f"one of {', '.join(PRESETS)}",
     "members": "1 or more, or null",
     "method": "a value",
@@ -119,10 +118,7 @@ def read(path: Path, **common: Any) -> list[Plan]:
     Raises:
         UsageError: If it cannot be read or is no grid; one line that names the key.
     """
-    try:
-        grid = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"--grid {path}: {' '.join(str(error).split())}") from None
+    grid = read_yaml(path, "--grid")
     build(Plan, {"method": "", "task": "", **common})  # says which of them is wrong, not that the grid is
     try:
         return cells(grid, **common)

@@ -7,19 +7,21 @@ its numbers can be computed again.
 from __future__ import annotations
 
 import math
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench import registry
-from bench.errors import OutputError, UsageError
-from bench.files import write
-from bench.records import Record, read_record, split_metrics
-from bench.runner import load_scores
+from bench.errors import UsageError
+from bench.files import write_all, writing
+from bench.records import Record, read_curves, read_record, split_metrics
+from bench.runner import load_scores, task_of
+from bench.settings import build
+from bench.spec import Spec
 
 RECORDS = Path(__file__).parent / "records"
 _LARGEST = 4 * 2**20
-_FILES = ("record.json", "arrays.safetensors", "curves.csv")
+_FILES = ("arrays.safetensors", "curves.csv", "record.json")
+"""In the order in which they are put in place: where the record stands, the rest is there."""
 
 
 def add(run: Path, to: Path = RECORDS, force: bool = False) -> Path:
@@ -32,8 +34,9 @@ def add(run: Path, to: Path = RECORDS, force: bool = False) -> Path:
 
     Raises:
         UsageError: If the run is unfinished or failed, of the preset smoke, from source that no commit holds,
-            too large, or if its metrics are not those of its arrays.
-        OutputError: If it cannot be written.
+            too large, of a task or method that is not known or by now another, or if its metrics are not
+            those of its arrays.
+        OutputError: If it cannot be written; an older record is then as it was.
     """
     record = read_record(run)
     refuse(run, record)
@@ -43,12 +46,11 @@ def add(run: Path, to: Path = RECORDS, force: bool = False) -> Path:
     files = [run / name for name in _FILES if (run / name).exists()]
     if (size := sum(path.stat().st_size for path in files)) > _LARGEST:
         raise UsageError(f"{run} has {size / 2**20:.1f} MiB of results; a committed record has at most 4")
-    try:
-        shutil.rmtree(directory, ignore_errors=True)
-        for path in reversed(files):  # the record last: where it stands, the rest is there
-            write(directory / path.name, path.read_bytes())
-    except OSError as error:
-        raise OutputError(f"cannot write {directory}: {error.strerror}") from None
+    write_all({directory / path.name: path.read_bytes() for path in files})
+    for path in directory.iterdir():
+        if path.name not in [kept.name for kept in files]:  # of the older record
+            with writing(path):
+                path.unlink()
     return directory
 
 
@@ -72,13 +74,47 @@ def refuse(run: Path, record: Record, exactly: bool = True) -> None:
         raise UsageError(f"{run} was made outside a git repository: no commit holds its source")
     if record.provenance.dirty:
         raise UsageError(f"{run} was made from changed source: commit, then run again")
-    if (named := identities(record)) != (record.task.identity, record.method.identity):
-        raise UsageError(f"{run} was named {record.method.identity} and is {named[1]} by now: run again")
-    if record.status == "completed":
+    spec = _spec(run, record)
+    if record.task.version != spec.version:
+        raise UsageError(
+            f"{run} is of version {record.task.version} of {record.task.name}, now {spec.version}: run again"
+        )
+    named, now = (record.task.identity, record.method.identity), identities(record)
+    for then, by_now in zip(named, now, strict=True):
+        if then != by_now:
+            raise UsageError(f"{run} was named {then} and is {by_now} by now: run again")
+    if not all(math.isfinite(row.x) for row in read_curves(run)):
+        raise UsageError(f"{run / 'curves.csv'}: an abscissa is not finite")
+    if record.status != "completed":
+        if any(value is not None for value in record.metrics.values()):
+            raise UsageError(f"{run} {record.status} and has metrics all the same")
+    else:
         task, arrays = load_scores(run)
-        again, _ = split_metrics(task.score(arrays), task.spec)
+        with registry.defects(f"the score of {run}"):
+            again, _ = split_metrics(task.score(arrays), spec)
         if again != record.metrics and (exactly or not agree(again, record.metrics)):
             raise UsageError(f"{run}: the metrics of the record are not those of its arrays")
+
+
+def _spec(run: Path, record: Record) -> Spec:
+    """What the task of a record measures; refuses a record that method and task could not have made."""
+    if record.preset not in registry.PRESETS:
+        raise UsageError(f"{run}: there is no preset '{record.preset}'")
+    for flag, part, entry in (
+        ("method", record.method, registry.method(record.method.name)),
+        ("task", record.task, registry.task(record.task.name)),
+    ):
+        try:
+            settings = build(entry.cls.settings_class, part.settings, flag)
+        except UsageError as error:
+            raise UsageError(f"{run} has settings that {part.name} does not take: {error}") from None
+        for name, value in entry.fixed.items():
+            if getattr(settings, name) != value:
+                raise UsageError(f"{run}: {part.name} fixes {name} to {value}, not {part.settings[name]}")
+    spec = task_of(record).spec
+    if (record.metrics.keys(), record.task.main_metric) != (spec.metrics.keys(), spec.main_metric):
+        raise UsageError(f"{run}: its metrics are not those of {record.task.name}")
+    return spec
 
 
 def agree(first: Mapping[str, float | None], second: Mapping[str, float | None]) -> bool:

@@ -11,7 +11,7 @@ from bench import registry
 from bench.data import array_digest
 from bench.diagnostics import RHAT_LIMIT, mixed
 from bench.errors import UsageError
-from bench.files import write
+from bench.files import write_all
 from bench.leaderboard.entries import refuse
 from bench.records import Record, read_record
 from bench.runner import load_scores
@@ -38,9 +38,8 @@ def add(run: Path, to: Path | None = None, force: bool = False) -> Path:
         raise UsageError(f"{run} {record.status}: a reference needs a completed run")
     _must_have_mixed(run, record)
     task, arrays = load_scores(run)
-    if record.task.version != task.spec.version:
-        raise UsageError(f"{run} is of version {record.task.version} of its task, now {task.spec.version}")
-    reference, target = task.reference(arrays), task.target
+    with registry.defects(f"the reference of {run}"):
+        reference, target = task.reference(arrays), task.target
     if target is None or not reference:
         raise UsageError(f"{record.task.name} keeps no reference posterior")
     description = (references.FOLDER if to is None else to) / f"{target}.json"
@@ -60,8 +59,12 @@ def add(run: Path, to: Path | None = None, force: bool = False) -> Path:
         diagnostics=record.diagnostics,
     )
     contiguous = {name: np.ascontiguousarray(array) for name, array in sorted(reference.items())}
-    write(description.with_name(f"{target}.safetensors"), safetensors.numpy.save(contiguous))
-    write(description, (found.model_dump_json(indent=2) + "\n").encode())
+    write_all(
+        {
+            description.with_name(f"{target}.safetensors"): safetensors.numpy.save(contiguous),
+            description: (found.model_dump_json(indent=2) + "\n").encode(),
+        }
+    )
     return description
 
 

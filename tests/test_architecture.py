@@ -42,7 +42,7 @@ FLOORS = {
     "ground": {
         *("bench", "bench.families", "bench.studies", "bench.methods", "bench.tasks", "bench.leaderboard"),
         *("bench.commands", "bench.intervals"),
-        *("bench.errors", "bench.files", "bench.settings", "bench.randomness", "bench.signals"),
+        *("bench.errors", "bench.files", "bench.text", "bench.settings", "bench.randomness", "bench.signals"),
         *("bench.predictions", "bench.weights", "bench.networks", "bench.optimizers"),
     },
     "contract": {"bench.contract", "bench.spec", "bench.hooks", "bench.comparison"},

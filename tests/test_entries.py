@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 import bench
 from bench import cli, records
 from bench.data import array_digest
-from bench.errors import Diverged, UsageError
+from bench.errors import Diverged, OutputError, UsageError
 from bench.leaderboard import entries
 
 FEW = {"epochs": 1, "test_samples": 4}
@@ -92,6 +93,14 @@ def forged(run):
     change(run, provenance={"arrays_digest": array_digest(arrays)})
 
 
+def settings_of(run, part, **values):
+    change(run, **{part: {"settings": getattr(records.read_record(run), part).settings | values}})
+
+
+def curves(content):
+    return lambda run: (run / "curves.csv").write_text(content)
+
+
 REFUSED = {
     "smoke": (lambda run: change(run, preset="smoke"), "is a smoke run"),
     "dirty": (lambda run: change(run, provenance={"dirty": True}), "was made from changed source"),
@@ -110,6 +119,76 @@ REFUSED = {
     "other arrays": (other_arrays, "does not hold the arrays of the record"),
     "forged": (forged, "the metrics of the record are not those of its arrays"),
     "no arrays": (lambda run: (run / "arrays.safetensors").unlink(), r"holds no arrays\.safetensors"),
+    "task of another version": (
+        lambda run: change(run, task={"version": 99}),
+        r"is of version 99 of split_digits, now \d: run again",
+    ),
+    "unknown setting of the method": (
+        lambda run: settings_of(run, "method", speed=1),
+        r"settings that mfvi does not take: --method\.speed 1",
+    ),
+    "unknown setting of the task": (
+        lambda run: settings_of(run, "task", speed=1),
+        r"settings that split_digits does not take: --task\.speed 1",
+    ),
+    "setting out of its range": (
+        lambda run: settings_of(run, "method", learning_rate=-1.0),
+        r"settings that mfvi does not take: --method\.learning_rate -1",
+    ),
+    "setting against the name": (
+        lambda run: settings_of(run, "task", dataset="mnist"),
+        "split_digits fixes dataset to digits, not mnist",
+    ),
+    "unknown preset": (lambda run: change(run, preset="lucky"), "there is no preset 'lucky'"),
+    "seed beyond the seeds": (lambda run: change(run, seed=10**30), r"the seed 10+ is not in \[0, 2\^63\)"),
+    "seed below 0": (lambda run: change(run, seed=-1), r"the seed -1 is not in"),
+    "unknown metric": (
+        lambda run: change(run, metrics={"luck": 1.0}),
+        "its metrics are not those of split_digits",
+    ),
+    "other main metric": (
+        lambda run: change(run, task={"main_metric": "forgetting"}),
+        "its metrics are not those of split_digits",
+    ),
+    "main metric that is none": (
+        lambda run: change(run, task={"main_metric": "luck"}),
+        "the main metric luck is none of the metrics",
+    ),
+    "reason for a metric that has a value": (
+        lambda run: change(run, undefined={"average_nll": "lost"}),
+        "undefined does not name the metrics without a value",
+    ),
+    "name that leaves the folder": (
+        lambda run: change(run, task={"identity": "../split_digits"}),
+        r"the identity \.\./split_digits is no name of a folder",
+    ),
+    "name of another task": (
+        lambda run: change(run, task={"identity": "split_mnist"}),
+        "was named split_mnist and is split_digits.* by now",
+    ),
+    "diverged with metrics": (
+        lambda run: change(run, status="diverged", reason="loss"),
+        "diverged and has metrics all the same",
+    ),
+    "method that is not installed": (
+        lambda run: change(run, method={"name": "mfvii"}),
+        "unknown method 'mfvii': did you mean mfvi",
+    ),
+    "task that is not installed": (
+        lambda run: change(run, task={"name": "own_task:Task"}),
+        "'own_task:Task' is not part of this suite: --import own_task:Task",
+    ),
+    "no curves": (lambda run: (run / "curves.csv").unlink(), r"cannot read .*curves\.csv: No such file"),
+    "empty curves": (curves(""), r"curves\.csv is damaged"),
+    "garbage as curves": (curves("\x00\x01garbage"), r"curves\.csv is damaged"),
+    "curves cut off": (curves("curve,series,x,value\na,b,1"), r"curves\.csv is damaged"),
+    "word in curves": (curves("curve,series,x,value\na,b,1,much\n"), r"curves\.csv is damaged"),
+    "endless field in curves": (curves('curve,series,x,value\n"' + "a" * 200_000), r"curves\.csv is damaged"),
+    "curves that go nowhere": (curves("curve,series,x,value\na,b,inf,1\n"), "an abscissa is not finite"),
+    "escape in curves": (
+        curves("curve,series,x,value\n\x1b[31m,b,1,1\n"),
+        r"curves\.csv holds characters that are never printed: '\\x1b\[31m'",
+    ),
     "too large": (
         lambda run: (run / "curves.csv").write_text("x" * (4 * 2**20)),
         r"has 4\.\d MiB of results; a committed record has at most 4",
@@ -124,6 +203,52 @@ def test_what_is_no_evidence_is_refused_in_one_line(run, tmp_path, spoil, messag
         entries.add(run, tmp_path / "records")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "records").exists()
+
+
+def test_curves_of_numbers_that_are_not_finite_are_kept(run, tmp_path):
+    """A run may log an infinite loss and complete: that is a result."""
+    (run / "curves.csv").write_text("curve,series,x,value\nloss,fit,1,inf\nloss,fit,2,nan\n")
+    assert (entries.add(run, tmp_path / "records") / "curves.csv").is_file()
+
+
+def contents(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("name", ["arrays.safetensors", "curves.csv", "record.json"])
+def test_record_is_whole_after_a_disk_too_full_to_replace_it(run, tmp_path, monkeypatch, name):
+    """Whichever file finds the disk full, the older record stands and nothing lies beside it."""
+    entries.add(run, tmp_path / "records")
+    before = contents(tmp_path / "records")
+    change(run, seconds=99.0)
+    fsync = os.fsync
+
+    def full(descriptor):
+        if name in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(28, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match=f"cannot write .*{name}: No space left on device"):
+        entries.add(run, tmp_path / "records", force=True)
+    assert contents(tmp_path / "records") == before
+    monkeypatch.undo()
+    entries.add(run, tmp_path / "records", force=True)
+    assert contents(tmp_path / "records") != before
+
+
+def test_record_is_whole_after_the_system_refused_to_write(run, tmp_path):
+    """The system itself cuts every file off, as a quota does."""
+    entries.add(run, tmp_path / "records")
+    before = contents(tmp_path / "records")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OutputError, match="cannot write"):
+            entries.add(run, tmp_path / "records", force=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert contents(tmp_path / "records") == before
 
 
 def test_diverged_run_is_evidence_too(tmp_path):

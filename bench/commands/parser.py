@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import jsonargparse
-from rich.console import Console
+from rich.console import Console, ConsoleOptions
+from rich.segment import Segment
 
 from bench.errors import UsageError
 from bench.registry import import_own, nearest
+from bench.text import escaped
 
 jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
-errors = Console(stderr=True, highlight=False, markup=False)
-output = Console(highlight=False, markup=False)
+
+class SafeConsole(Console):
+    """Shows hidden characters (`bench.text`) escaped, wherever a text that is printed comes from."""
+
+    def render(self, renderable: Any, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """The segments of anything that is printed, tables and bars too; lines stay lines."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else segment._replace(text=escaped(segment.text, keep="\n"))
+
+
+errors = SafeConsole(stderr=True, highlight=False, markup=False)
+output = SafeConsole(highlight=False, markup=False)
 
 
 class Parser(jsonargparse.ArgumentParser):

@@ -20,20 +20,23 @@ def print_record(directory: Path, console: Console) -> None:
     """Prints the record of a run: metrics, cost, and how far its samplers mixed."""
     from bench.diagnostics import mixed
     from bench.records import read_record
+    from bench.registry import defects
     from bench.runner import task_of
 
     record = read_record(directory)
-    spec = task_of(record).spec
+    with defects(f"the spec of {record.task.name}"):
+        spec = task_of(record).spec
     title = f"{record.method.identity} on {record.task.identity}, {record.preset}, seed {record.seed}"
     table = Table(title=f"{title}: {record.status}", title_justify="left")
     for column in ("metric", "value", "unit", ""):
         table.add_column(column)
     for name, value in record.metrics.items():
-        metric = spec.metrics[name]
+        metric = spec.metrics.get(name)  # None of a record of another version of the task
+        unit, what = (metric.unit, metric.description) if metric else ("", "no metric of the task as it is")
         shown = f"{value:.4f}" if value is not None else "-"
-        note = record.undefined.get(name, metric.description)
+        note = record.undefined.get(name, what)
         main = " (main)" if name == record.task.main_metric else ""
-        table.add_row(name + main, shown, metric.unit, note)
+        table.add_row(name + main, shown, unit, note)
     console.print(table)
     steps = sum(fit.steps for fit in record.fits)
     console.print(
@@ -87,6 +90,7 @@ def draw(arguments: list[str]) -> None:
 
 def _draw_together(names: list[str], folder: Path) -> None:
     """Compares the runs of tasks that share a `compare`; prints paths, table and sentences of each."""
+    from bench.registry import defects
     from bench.runner import finished
 
     groups: dict[Any, list[FinishedRun]] = {}
@@ -96,7 +100,8 @@ def _draw_together(names: list[str], folder: Path) -> None:
         groups.setdefault(owner, []).append(run)
     drawn: set[str] = set()
     for owner, runs in groups.items():
-        comparison = owner.compare(runs)
+        with defects(f"the comparison of {', '.join(run.task_name for run in runs)}"):
+            comparison = owner.compare(runs)
         if twice := sorted(drawn & comparison.charts.keys()):
             raise UsageError(f"tasks of two kinds draw a figure named {twice[0]}: draw their runs apart")
         drawn |= comparison.charts.keys()

@@ -6,12 +6,19 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from bench import registry
 from bench.commands.parser import Parser, add_run_arguments, errors, output
 from bench.commands.results import print_record
 from bench.errors import UsageError
+from bench.settings import read_yaml
+
+_TABLES = ("method", "task", "trainer")
+_MUST_BE = {
+    "METHOD": "a name",
+    "TASK": "a name",
+    "preset": f"one of {', '.join(registry.PRESETS)}",
+    "config": "left out, a file names no further file",
+}
 
 
 def _words(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -33,12 +40,13 @@ def _words(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
 def _config(path: str | None) -> dict[str, Any]:
     if path is None:
         return {}
-    try:
-        content = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"--config {path}: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
+    content = read_yaml(Path(path), "--config")
+    tables = [content] + [content.get(name, {}) for name in _TABLES if isinstance(content, dict)]
+    if not all(isinstance(table, dict) and all(isinstance(key, str) for key in table) for table in tables):
         raise UsageError(f"--config {path}: must hold settings by name, as --print_config prints them")
+    for name in ("METHOD", "TASK", "preset", "config"):
+        if not isinstance(value := content.get(name, ""), str) or (name == "config" and value):
+            raise UsageError(f"--config {path}: {name}: {value}: must be {_MUST_BE[name]}")
     return content
 
 
