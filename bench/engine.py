@@ -11,28 +11,31 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import compiled, ensemble, randomness, stacked, trainer
+from bench import checkpoints, compiled, ensemble, randomness, stacked, trainer
 from bench.batches import OnDevice, batches, rows
+from bench.checkpoints import Damaged
 from bench.contract import Arrays, Budget, Method, Probe, Problem
 from bench.ensemble import Ensemble
 from bench.errors import Diverged, UsageError
 from bench.predictions import BadPrediction, Prediction
 from bench.trainer import TrainerOptions, ranks
-from bench.watch import Watch, partial, save
+from bench.watch import Watch
 
 if TYPE_CHECKING:
     from pytorch_lightning import Trainer
 
 _LARGEST_PIECE = 50_000_000
 """Floats of inputs, or of outputs at 50 per example and sample, that one piece of a prediction may hold."""
+
+T = TypeVar("T")
 
 _PROBED = 10_000
 """Examples, at most, that a probe sees."""
@@ -119,11 +122,6 @@ class Engine:
             raise UsageError("--trainer.stacked and --trainer.compiled: what is side by side is not compiled")
         return self._alone.global_rank
 
-    @property
-    def world_size(self) -> int:
-        """How many processes share a fit."""
-        return self._alone.world_size
-
     @cached_property
     def _alone(self) -> Trainer:
         """A Trainer that trains nothing, and knows device and processes."""
@@ -145,8 +143,8 @@ class Engine:
         self._kept += 1
         path = None if self.checkpoints is None else self.checkpoints / f"{self._kept:03d}.kept"
         first = len(self.fits)
-        if path is not None and path.exists():
-            kept = torch.load(path, weights_only=True)
+        kept = self._until_whole(lambda: checkpoints.read(path) if path and path.exists() else None)
+        if kept is not None:
             self.fits += kept["fits"]
             self.histories += kept["histories"]
             self.logged += kept["logged"]
@@ -164,7 +162,7 @@ class Engine:
                 "predictions": self._predictions,
             }
             if path is not None and ranks()[0] == 0:
-                save(kept, path)
+                checkpoints.save(kept, path)
         self._spent += range(first, len(self.fits))
         if self.checkpoints is not None and ranks()[0] == 0:
             for count in self._spent[: -self.members]:
@@ -221,9 +219,12 @@ class Engine:
         if side_by_side is None:
             prefers = "stacked" in self.method_class.fastest
             side_by_side = prefers and not self._compiles(problems[0], budget)
-        fitted = self._fit_stacked(parts, budget) if side_by_side and len(parts) > 1 else None
+        fitted = None
+        if side_by_side and len(parts) > 1:
+            fitted = self._until_whole(lambda: self._fit_stacked(parts, budget))
         if fitted is None:
-            fitted = [self._fit(problem, budget, start, probe) for problem, start in parts]
+            fits = (partial(self._fit, problem, budget, start, probe) for problem, start in parts)
+            fitted = [self._until_whole(fit) for fit in fits]
         if self.members == 1:
             return fitted
         return [Ensemble(fitted[i : i + self.members]) for i in range(0, len(fitted), self.members)]
@@ -316,11 +317,7 @@ class Engine:
         everything = loader if is_plain else batches(problem.train, budget.batch_size, shuffle_seed)
         job = _Job(method, budget, lightning, loader, everything, self._checkpoint_path(count))
         if job.path is not None and job.path.exists():
-            checkpoint = torch.load(job.path, weights_only=True, map_location="cpu")
-            method.load_state_dict(checkpoint["state_dict"])
-            method.on_load_checkpoint(checkpoint)
-            job.fit = checkpoint["fit"]
-            method.diverged = checkpoint["diverged"]
+            job.fit = checkpoints.restore(method, job.path)
         return job
 
     def _compiles(self, problem: Problem, budget: Budget) -> bool:
@@ -340,6 +337,15 @@ class Engine:
                 yield
             finally:
                 job.compiled = not terms.failed
+
+    def _until_whole(self, work: Callable[[], T]) -> T:
+        """What `work` returns; at a damaged checkpoint, which is told and removed, it begins again."""
+        while True:
+            try:
+                return work()
+            except Damaged as damaged:
+                self._tell(f"{damaged.path} is damaged; what it held is made again")
+                checkpoints.forget(damaged.path)
 
     def _tell(self, text: str) -> None:
         """Tells the user a text, once in a run."""
@@ -370,14 +376,7 @@ class Engine:
                 "diagnostics": method.diagnostics() if method.diverged is None else {"diverged": 1.0},
             }
             if job.path is not None and job.trainer.global_rank == 0:
-                checkpoint = {
-                    "state_dict": method.state_dict(),
-                    "fit": job.fit,
-                    "diverged": method.diverged,
-                }
-                method.on_save_checkpoint(checkpoint)
-                save(checkpoint, job.path)
-                partial(job.path).unlink(missing_ok=True)
+                checkpoints.keep(method, job.fit, job.path)
         self.fits.append(job.fit)
         self.histories.append((self._stage, method.history))
         return method

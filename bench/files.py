@@ -31,6 +31,11 @@ def writing(path: Path) -> Iterator[None]:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from None
 
 
+def temporary(path: Path) -> Path:
+    """The file in which the content of another grows while it is written; a process killed then leaves it."""
+    return path.with_name(f".{path.name}.writing")
+
+
 def write(path: Path, content: bytes) -> None:
     """Writes a file in one step: a temporary file beside it, then a rename; makes the folders above it.
 
@@ -46,7 +51,7 @@ def write_all(contents: Mapping[Path, bytes]) -> None:
     Raises:
         OutputError: If one cannot be written; older files of these names are then as they were.
     """
-    partial = {path: path.with_name(f".{path.name}.writing") for path in contents}
+    partial = {path: temporary(path) for path in contents}
     try:
         for path, content in contents.items():
             with writing(path):

@@ -17,6 +17,7 @@ from bench.errors import UsageError
 from bench.plan import Plan
 from bench.registry import Choice
 from bench.settings import build
+from bench.trainer import ranks
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,13 @@ class Job:
 
     @property
     def command(self) -> str:
-        """The command line that makes the run again, with what torch and Lightning chose themselves."""
+        """The command line that makes the run again.
+
+        What torch and Lightning chose themselves is part of it: the number of threads and, once a fit has
+        begun, that of processes.
+        """
         chosen: dict[str, Any] = dict(self.plan.trainer)
-        if (world := self.engine.world_size) > 1:
+        if (world := ranks()[1]) > 1:
             chosen["devices"] = world // self.engine.options.num_nodes
         return replace(self.plan, threads=torch.get_num_threads(), trainer=chosen).command
 

@@ -19,9 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-import torch
-
-from bench import figures, records, registry
+from bench import checkpoints, figures, records, registry
 from bench.claim import Claim, claimed, log_file
 from bench.contract import Arrays, FinishedRun, Method, Row, Task
 from bench.data import array_digest
@@ -120,24 +118,22 @@ def load(run: str | Path, data_dir: str | None = None, imports: tuple[str, ...] 
             record holds is looked up and never imported.
 
     Raises:
-        UsageError: If the directory holds no completed run with a checkpoint, or its method or task is not
-            known.
+        UsageError: If the directory holds no completed run with a checkpoint, the checkpoint is damaged, or
+            method or task is not known.
     """
     registry.import_own(*imports)
     directory = Path(run)
     record = records.read_record(directory)
-    checkpoints = sorted((directory / "checkpoints").glob("*.ckpt"))
-    if not checkpoints:
+    paths = sorted((directory / "checkpoints").glob("*.ckpt"))
+    if not paths:
         raise UsageError(f"{directory} holds no checkpoint")
     method = registry.method(record.method.name)
     settings = build(method.cls.settings_class, record.method.settings, "method")
     problem = task_of(record, data_dir).problem()
     members: list[Method] = []
-    for path in checkpoints[-record.method.members :]:
-        checkpoint = torch.load(path, weights_only=True, map_location="cpu")
+    for path in paths[-record.method.members :]:
         fitted: Method = method.cls(problem, settings)
-        fitted.load_state_dict(checkpoint["state_dict"])
-        fitted.on_load_checkpoint(checkpoint)
+        checkpoints.restore(fitted, path)
         members.append(fitted)
     return members[0] if len(members) == 1 else Ensemble(members)
 

@@ -15,13 +15,16 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
 import torch.distributed
+from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
+from bench.checkpoints import fitting, forget, read, save
 from bench.contract import Budget
 from bench.errors import UsageError
 from bench.settings import Count, settings
@@ -29,6 +32,9 @@ from bench.watch import Watch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """From glibc's malloc.h."""
+
+_RESTORED = ("state_dict", "loops", "callbacks", "optimizer_states", "lr_schedulers")
+"""What Lightning restores of an unfinished fit."""
 
 if not torch.cuda.is_available():
     # Set by Lightning: torch then looks for NVIDIA's library whenever asked for a GPU, by Adam at every step.
@@ -82,6 +88,7 @@ def make(options: TrainerOptions, budget: Budget) -> pl.Trainer:
             enable_model_summary=False,
             num_sanity_val_steps=0,
             use_distributed_sampler=False,
+            plugins=[_Checkpoints()],
         )
 
 
@@ -96,13 +103,15 @@ def fit(trainer: pl.Trainer, module: pl.LightningModule, watch: Watch, loader: A
         val: Gives the validation batches, if there are any.
 
     Raises:
+        Damaged: If the checkpoint of the unfinished fit is damaged; the module is then as it was.
+        UsageError: If the checkpoint does not fit.
         KeyboardInterrupt: Lightning answers Ctrl-C by ending the process; ending it is the caller's.
     """
     _keep_memory()
     callbacks: list[Any] = vars(trainer)["callbacks"]  # untyped there
     callbacks.append(watch)
     resume = watch.resume
-    with warnings.catch_warnings(), _interruptible(trainer):
+    with warnings.catch_warnings(), _interruptible(trainer), _restored(watch, resume):
         warnings.filterwarnings("ignore", module="pytorch_lightning")
         trainer.fit(module, loader, val, ckpt_path=resume, weights_only=True if resume else None)
     module.trainer = None
@@ -115,6 +124,21 @@ def ranks() -> tuple[int, int]:
     return 0, 1
 
 
+class _Checkpoints(CheckpointIO):
+    """Has Lightning write and read the checkpoints of unfinished fits like all others."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        save(checkpoint, Path(path))
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: Any = True) -> Any:
+        checkpoint = read(Path(path))
+        with fitting(Path(path)):  # what is not there Lightning leaves as it is, without a word
+            return checkpoint | {name: checkpoint[name] for name in _RESTORED}
+
+    def remove_checkpoint(self, path: Any) -> None:
+        forget(Path(path))
+
+
 @contextmanager
 def _as_usage_error() -> Iterator[None]:
     try:
@@ -122,6 +146,18 @@ def _as_usage_error() -> Iterator[None]:
     except (MisconfigurationException, TypeError, ValueError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
         raise UsageError(f"--trainer: Lightning does not accept these options: {first}") from None
+
+
+@contextmanager
+def _restored(watch: Watch, resume: Path | None) -> Iterator[None]:
+    """What fails while Lightning restores an unfinished fit lies at its checkpoint."""
+    try:
+        yield
+    except Exception:
+        if resume is None or watch.trains:
+            raise
+        with fitting(resume):
+            raise
 
 
 @contextmanager

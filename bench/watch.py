@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +12,9 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from bench import checkpoints
 from bench.contract import Batch
 from bench.errors import Diverged
-from bench.files import write, writing
 
 
 class Watch(pl.callbacks.Checkpoint):
@@ -44,12 +42,14 @@ class Watch(pl.callbacks.Checkpoint):
     ) -> None:
         self.stage, self.observe, self.seconds = stage, observe, seconds
         self.patience, self.probe = patience, probe
-        self.partial = None if path is None else partial(path)
+        self.partial = None if path is None else checkpoints.partial(path)
         self.steps = 0
         self.earlier_seconds = 0.0
         self.best: dict[str, Tensor] | None = None
         """State dictionary of the best epoch so far, where there is patience."""
         self.best_score, self.best_epoch = float("inf"), 0
+        self.trains = False
+        """Whether the first step is reached: what an earlier start has left is then restored."""
         self._began = self._saved = time.perf_counter()
         self._sums: Tensor | None = None  # over an epoch's examples, in the order of `_terms`
         self._terms: list[str] = []
@@ -57,9 +57,9 @@ class Watch(pl.callbacks.Checkpoint):
         self._probed: dict[str, float] = {}
 
     @property
-    def resume(self) -> str | None:
+    def resume(self) -> Path | None:
         """The checkpoint of the unfinished fit, where an earlier start of the run has left one."""
-        return str(self.partial) if self.partial is not None and self.partial.exists() else None
+        return self.partial if self.partial is not None and self.partial.exists() else None
 
     @property
     def seconds_spent(self) -> float:
@@ -69,7 +69,11 @@ class Watch(pl.callbacks.Checkpoint):
     def forget(self) -> None:
         """Removes the checkpoint of the unfinished fit."""
         if self.partial is not None:
-            self.partial.unlink(missing_ok=True)
+            checkpoints.forget(self.partial)
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Notes that training begins."""
+        self.trains = True
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Starts the sums of the epoch."""
@@ -125,10 +129,7 @@ class Watch(pl.callbacks.Checkpoint):
         due = time.perf_counter() - self._saved >= self.seconds
         if trainer.strategy.broadcast(due):  # all processes save together, or they wait for each other
             self._saved = time.perf_counter()
-            with writing(path):
-                trainer.save_checkpoint(path.with_suffix(".writing"))
-                if trainer.global_rank == 0:
-                    os.replace(path.with_suffix(".writing"), path)
+            trainer.save_checkpoint(path)
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed fit needs of this watch."""
@@ -139,15 +140,3 @@ class Watch(pl.callbacks.Checkpoint):
         """Restores what `state_dict` returned."""
         for name, value in state_dict.items():
             setattr(self, name, value)
-
-
-def partial(path: Path) -> Path:
-    """The file that holds a fit while it is unfinished; `path` is that of its checkpoint afterwards."""
-    return path.with_name(f"{path.name.removesuffix('.ckpt')}.partial")
-
-
-def save(checkpoint: dict[str, Any], path: Path) -> None:
-    """Writes a checkpoint in one step: the file is whole or not there."""
-    content = io.BytesIO()
-    torch.save(checkpoint, content)
-    write(path, content.getvalue())

@@ -26,7 +26,8 @@ from __future__ import annotations
 import importlib.util
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
 import torch
@@ -101,7 +102,8 @@ class HMC(Method):
     def __init__(self, problem: Problem, settings: Settings, start: HMC | None = None) -> None:
         super().__init__(problem, settings, start)
         self.automatic_optimization = False
-        self.trains = settings.kernel == "hmc"
+        self._chains: list[_NoUTurn] = []  # of the kernel nuts
+        self._left: list[Any] = []  # their states in the checkpoint of an unfinished fit
         self.network = problem.network().requires_grad_(False)  # gives the architecture
         self._like = dict(self.network.named_parameters())
         self._refuse()
@@ -151,6 +153,15 @@ class HMC(Method):
         """
         if len(batch.inputs) < self.problem.num_train:
             raise UsageError("hmc: every transition needs all data on one device: --trainer.devices 1")
+        done = int(self.transitions)
+        terms = self._no_u_turn(batch) if self.settings.kernel == "nuts" else self._trajectory(batch)
+        if done >= self.settings.burn:
+            self.draws[:, done - self.settings.burn] = self.positions
+        self.transitions += 1
+        return terms
+
+    def _trajectory(self, batch: Batch) -> dict[str, Tensor]:
+        """One transition of every chain by a trajectory of fixed length."""
         settings, done = self.settings, int(self.transitions)
         momenta = torch.randn(
             self.positions.shape, generator=self.generator, device=self.device, dtype=self.positions.dtype
@@ -165,11 +176,9 @@ class HMC(Method):
         accepted = self._accept(acceptance)
         self.positions.copy_(torch.where(accepted[:, None], proposal, self.positions))
         self.gradients += settings.chains * (settings.leapfrog_steps + 1)
-        self.transitions += 1
         if done < settings.burn:
             self._adapt(done + 1, acceptance)
         else:
-            self.draws[:, done - settings.burn] = self.positions
             self.acceptance += acceptance
             self.divergences += (~(error <= _LARGEST_ERROR)).sum()
         loss = torch.where(accepted, proposed_energy, energy).mean() / self.problem.num_train
@@ -220,24 +229,48 @@ class HMC(Method):
 
         return gradient
 
-    def finish_fit(self, loader: Iterable[Batch]) -> None:
-        """All of the kernel nuts: one chain after another, by pyro; a stopped fit starts again."""
-        if self.settings.kernel == "hmc":
-            return
-        (batch,) = loader
-        seed = int(torch.randint(2**62, (), generator=self.generator))
-        for chain, position in enumerate(self.positions.clone()):
-            with warnings.catch_warnings(), randomness.seeded(seed, chain):
-                warnings.simplefilter("ignore")  # what a library does inside is no warning to our users
-                draws, seen = _no_u_turn(
-                    lambda w: self._energy(w[None], batch).squeeze(0), position, self.settings
-                )
-            self.draws[chain], self.positions[chain] = draws, draws[-1]
-            self.log_step[chain] = math.log(seen["step_size"])
-            self.acceptance[chain] = seen["acceptance"] * self.settings.kept
-            self.divergences += seen["divergences"]
-            self.gradients += seen["gradients"]
-        self.transitions.fill_(self.settings.burn + self.settings.kept)
+    def _no_u_turn(self, batch: Batch) -> dict[str, Tensor]:
+        """One transition of every chain by pyro's kernel, which adapts itself."""
+        if torch.is_autocast_enabled(self.device.type):
+            raise UsageError("hmc: the kernel nuts is in float64 throughout: --trainer.precision 32-true")
+
+        def energy(weights: Tensor) -> Tensor:
+            return self._energy(weights[None], batch).squeeze(0)
+
+        self._chains = self._chains or self._begin(energy)
+        kept = max(0, int(self.transitions) + 1 - self.settings.burn)
+        for c, chain in enumerate(self._chains):
+            chain.energy = energy
+            self.positions[c] = chain.step()
+            self.log_step[c] = math.log(chain.kernel.step_size)
+            self.acceptance[c] = kept * chain.kernel._mean_accept_prob
+        self.divergences.fill_(sum(len(chain.kernel._divergences) for chain in self._chains))
+        self.gradients.fill_(sum(chain.gradients for chain in self._chains))
+        energies = torch.stack([chain.kernel._potential_energy_last for chain in self._chains])
+        return {"loss": energies.mean() / self.problem.num_train}
+
+    def _begin(self, energy: Callable[[Tensor], Tensor]) -> list[_NoUTurn]:
+        """The chains of the kernel nuts, new or as an earlier start of the run has left them."""
+        source = {"generator": self.generator, "device": self.device}
+        seed = 0 if self._left else int(torch.randint(2**62, (), **source))
+        chains = [
+            _NoUTurn(self.settings, position, energy, randomness.derive(seed, number))
+            for number, position in enumerate(self.positions)
+        ]
+        for chain, state in zip(chains, self._left, strict=False):
+            chain.state = state
+        return chains
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what pyro's kernels hold while they have transitions to make."""
+        super().on_save_checkpoint(checkpoint)
+        unfinished = int(self.transitions) < self.settings.burn + self.settings.kept
+        checkpoint["chains"] = [chain.state for chain in self._chains] if unfinished else []
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores what `on_save_checkpoint` added."""
+        super().on_load_checkpoint(checkpoint)
+        self._left = checkpoint["chains"]
 
     # ---- the draws
 
@@ -331,38 +364,98 @@ def kinetic_energy(momenta: Tensor) -> Tensor:
     return momenta.double().square().sum(-1) / 2
 
 
-def _no_u_turn(
-    energy: Callable[[Tensor], Tensor], position: Tensor, settings: Settings
-) -> tuple[Tensor, dict[str, float]]:
-    """Draws `[kept, d]` in float64 of one chain from a position `[d]`, and what was seen on the way."""
-    from pyro.infer import MCMC, NUTS
+class _NoUTurn:
+    """A chain of pyro's No-U-Turn Sampler in float64, taken transition by transition.
 
-    seen: dict[str, Any] = {"gradients": 0}
+    The draws are those of `pyro.infer.MCMC` in one go. That class adapts, draws and forgets within one call;
+    here what pyro's kernel holds between two transitions can be saved (`state`) and put back.
 
-    def potential(parameters: dict[str, Tensor]) -> Tensor:
-        seen["gradients"] += 1
-        return energy(parameters["weights"])
+    Args:
+        settings: Of the method.
+        position: Where the chain begins, `[d]`.
+        energy: The energy of weights `[d]`, in nats.
+        seed: Of torch's global generators, which pyro draws from; the chain leaves them as they were.
+    """
 
-    def look(kernel: Any, parameters: Any, stage: str, transition: int) -> None:
-        seen["kernel"] = {**kernel.logging(), **kernel.diagnostics()} if stage == "Sample" else {}
+    def __init__(
+        self, settings: Settings, position: Tensor, energy: Callable[[Tensor], Tensor], seed: int
+    ) -> None:
+        from pyro.infer import NUTS
 
-    kernel = NUTS(
-        potential_fn=potential,
-        step_size=settings.initial_step_size,
-        target_accept_prob=settings.target_acceptance,
-    )
-    chain = MCMC(
-        kernel,
-        num_samples=settings.kept,
-        warmup_steps=settings.burn,
-        initial_params={"weights": position.double()},
-        hook_fn=look,
-        disable_progbar=True,
-    )
-    chain.run()
-    return chain.get_samples()["weights"], {
-        "step_size": float(seen["kernel"]["step size"]),
-        "acceptance": float(seen["kernel"]["acc. prob"]),
-        "divergences": len(seen["kernel"]["divergences"]),
-        "gradients": seen["gradients"],
-    }
+        self.energy, self.gradients = energy, 0
+        self.devices = [position.device] if position.device.type == "cuda" else []
+        self.kernel: Any = NUTS(
+            potential_fn=self._potential,
+            step_size=settings.initial_step_size,
+            target_accept_prob=settings.target_acceptance,
+        )
+        self.kernel.initial_params = {"weights": position.double().clone()}
+        with torch.random.fork_rng(self.devices):
+            torch.manual_seed(seed)
+            self.generators = self._generators()
+        with self._inside_pyro():
+            self.kernel.setup(settings.burn)
+
+    def _potential(self, parameters: dict[str, Tensor]) -> Tensor:
+        self.gradients += 1
+        return self.energy(parameters["weights"])
+
+    def step(self) -> Tensor:
+        """The next state `[d]`."""
+        with self._inside_pyro():
+            weights: Tensor = self.kernel.sample(None)["weights"]  # it remembers where it is
+        return weights
+
+    @contextmanager
+    def _inside_pyro(self) -> Iterator[None]:
+        """Without warnings and checks of distributions, as in `pyro.infer.MCMC`, by generators of its own."""
+        import pyro
+
+        with (
+            warnings.catch_warnings(),
+            pyro.validation_enabled(False),
+            torch.random.fork_rng(self.devices),
+        ):
+            warnings.simplefilter("ignore")  # what a library does inside is no warning to our users
+            torch.random.set_rng_state(self.generators[0])
+            for device, state in zip(self.devices, self.generators[1:], strict=True):
+                torch.cuda.set_rng_state(state, device)
+            yield
+            self.generators = self._generators()
+
+    def _generators(self) -> list[Tensor]:
+        return [torch.random.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in self.devices)]
+
+    @property
+    def _parts(self) -> list[tuple[Any, tuple[str, ...]]]:
+        """The objects of pyro that change from transition to transition, with the names of what does."""
+        adapter = self.kernel._adapter
+        averaging, mass = adapter._step_size_adapt_scheme, adapter.mass_matrix_adapter
+        last = ("_z_last", "_potential_energy_last", "_z_grads_last")
+        return [
+            (self, ("generators", "gradients")),
+            (self.kernel, ("_t", "_accept_cnt", "_mean_accept_prob", "_divergences", *last)),
+            (adapter, ("step_size", "_current_window")),
+            (averaging, ("prox_center", "_x_avg", "_g_avg", "_t")),
+            (mass, ("inverse_mass_matrix",)),  # begins its estimates anew where it is set: before these
+            *((estimate, ("_mean", "_m2", "n_samples")) for estimate in mass._adapt_scheme.values()),
+        ]
+
+    @property
+    def state(self) -> list[dict[str, Any]]:
+        """All that the next transition depends on, but the energy."""
+        return [{name: getattr(part, name) for name in names} for part, names in self._parts]
+
+    @state.setter
+    def state(self, state: list[dict[str, Any]]) -> None:
+        device = self.kernel.initial_params["weights"].device
+        for (part, names), values in zip(self._parts, state, strict=True):
+            for name in names:
+                setattr(part, name, _moved(values[name], device))
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """A tensor or a dictionary of tensors on a device; whatever else as it is."""
+    if isinstance(value, dict):
+        return {name: _moved(entry, device) for name, entry in value.items()}
+    return value.to(device) if isinstance(value, Tensor) else value

@@ -58,7 +58,7 @@ FLOORS = {
     "tasks": {"bench.tasks.*"},
     "engine": {
         *("bench.ensemble", "bench.compiled", "bench.stacked"),
-        *("bench.watch", "bench.trainer", "bench.engine"),
+        *("bench.checkpoints", "bench.watch", "bench.trainer", "bench.engine"),
     },
     "names and records": {"bench.registry", "bench.index", "bench.records"},
     "one run": {"bench.plan", "bench.claim", "bench.job", "bench.runner", "bench.wandb_log"},

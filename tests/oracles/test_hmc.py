@@ -16,7 +16,7 @@ from torch.distributions import MultivariateNormal
 from torch.testing import assert_close
 from torch.utils.data import TensorDataset
 
-from bench import likelihoods, priors
+from bench import likelihoods, priors, randomness
 from bench.contract import JOINT, Batch, Budget, Problem
 from bench.diagnostics import FROZEN, RHAT_LIMIT, effective_sample_size, mixed
 from bench.engine import Engine, TrainerOptions
@@ -498,13 +498,80 @@ def test_nuts_reaches_the_linear_regression_posterior(nuts):
     truth = linear.Truth()
     assert_draws_are_of(method.draws, truth.mean, truth.precision.inverse(), least=150)
     (record,) = engine.fits
-    assert record["steps"] == 0
+    assert record["steps"] == 400
     found = record["diagnostics"]
     assert found["acceptance"] == pytest.approx(0.8, abs=0.15)
     assert found["weight_rhat"] < 1.1
     assert found["gradient_evaluations"] > 2 * 400
     assert found["divergences"] == 0
     assert 0.05 < found["step_size"] < 3
+
+
+SHORT = {"kernel": "nuts", "chains": 2, "burn": 40, "kept": 6, "initial_step_size": 0.1}
+
+
+def test_nuts_takes_the_draws_of_pyros_mcmc_in_one_go():
+    """With the seed of each chain, through burn-in, adapted mass and all."""
+    from pyro.infer import MCMC, NUTS
+
+    method, batch = method_of(**SHORT)
+    seed = int(torch.randint(2**62, (), generator=generator(method.generator.initial_seed())))
+    starts = method.positions.clone()
+    for _ in range(46):
+        method.training_step(batch, 0)
+    for chain in range(2):
+        kernel = NUTS(
+            potential_fn=lambda w: method._energy(w["weights"][None], batch)[0],
+            step_size=0.1,
+            target_accept_prob=0.8,
+        )
+        at = {"weights": starts[chain]}
+        whole = MCMC(kernel, 6, warmup_steps=40, initial_params=at, disable_progbar=True)
+        with warnings.catch_warnings(), randomness.seeded(seed, chain):
+            warnings.simplefilter("ignore")
+            whole.run()
+        assert torch.equal(whole.get_samples()["weights"], method.draws[chain])
+
+
+@pytest.mark.parametrize("values", [SHORT, {**SHORT, "kernel": "hmc", "leapfrog_steps": 3}], ids=["nuts", "hmc"])
+def test_chains_stopped_anywhere_go_on_to_the_same_draws(tmp_path, values):
+    """At the first transition, while mass and step size are adapted, at the ends of both, among the draws.
+
+    All but the transition under way is kept, and every transition is told.
+    """
+    whole, undisturbed = fit(**values)
+    told = []
+
+    def stops_at(number):
+        def observe(event, row):
+            told.append((row["epoch"], row["of"]))
+            if row["epoch"] == number:
+                raise MemoryError
+
+        return observe
+
+    for number in (1, 2, 7, 20, 36, 37, 40, 41, 44, 46):
+        engine = Engine(HMC, Settings(**values), 0, tmp_path, TrainerOptions(accelerator="cpu"), 1, 0)
+        engine.observe(stops_at(number))
+        with pytest.raises(MemoryError):
+            engine.fit(linear_problem(), Budget(1))
+    engine = Engine(HMC, Settings(**values), 0, tmp_path, TrainerOptions(accelerator="cpu"), 1, 0)
+    method = engine.fit(linear_problem(), Budget(1))
+    for name, value in whole.state_dict().items():
+        assert torch.equal(method.state_dict()[name], value), name
+    assert torch.equal(method.generator.get_state(), whole.generator.get_state())
+    assert method.history == whole.history
+    assert engine.fits[0]["diagnostics"] == undisturbed.fits[0]["diagnostics"]
+    assert {row[1] for row in told} == {46}
+    assert len(told) == 46 + 9  # a stop repeats the transition that was told and not yet saved
+
+
+def test_nuts_refuses_a_precision_that_would_do_nothing():
+    engine = Engine(
+        HMC, Settings(**SHORT), 0, trainer=TrainerOptions(accelerator="cpu", precision="bf16-mixed")
+    )
+    with pytest.raises(UsageError, match=r"^hmc: .*float64.*--trainer\.precision 32-true"):
+        engine.fit(linear_problem(), Budget(1))
 
 
 def test_nuts_follows_its_seed(capfd, tmp_path):
