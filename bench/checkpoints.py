@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,6 +104,11 @@ def restore(method: Method, path: Path) -> dict[str, Any]:
         method.diverged = checkpoint["diverged"]
         fit: dict[str, Any] = checkpoint["fit"]
         return fit
+
+
+def name(count: int, stage: str) -> str:
+    """The file of the `count`-th fit of a run; its stage stands in it for the reader's sake."""
+    return f"{count:03d}-{re.sub('[^a-z0-9]+', '-', stage.lower())}.ckpt"
 
 
 def partial(path: Path) -> Path:

@@ -7,7 +7,6 @@ one goes on from its last saved epoch.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -306,6 +305,8 @@ class Engine:
         """The `count`-th fit of the run, untrained; or finished, if its checkpoint is there."""
         with randomness.seeded(self.seed, "initialise", self._stage, count):
             method = self.method_class(problem, self.method_settings, start)
+        if not method.trains and self.options.precision != "32-true":
+            raise UsageError("--trainer.precision is that of training steps, and this method takes none")
         budget = method.spends(budget)
         lightning = trainer.make(self.options, budget)
         self.device = lightning.strategy.root_device
@@ -315,7 +316,8 @@ class Engine:
         loader = batches(problem.train, budget.batch_size, shuffle_seed, share, budget.draws)
         is_plain = share[1] == 1 and budget.draws is None
         everything = loader if is_plain else batches(problem.train, budget.batch_size, shuffle_seed)
-        job = _Job(method, budget, lightning, loader, everything, self._checkpoint_path(count))
+        path = None if self.checkpoints is None else self.checkpoints / checkpoints.name(count, self._stage)
+        job = _Job(method, budget, lightning, loader, everything, path)
         if job.path is not None and job.path.exists():
             job.fit = checkpoints.restore(method, job.path)
         return job
@@ -415,11 +417,6 @@ class Engine:
             yield
         except BadPrediction as error:
             raise Diverged(f"diverged at stage '{self._stage}': the prediction's {error}") from None
-
-    def _checkpoint_path(self, count: int) -> Path | None:
-        if self.checkpoints is None:
-            return None
-        return self.checkpoints / f"{count:03d}-{re.sub('[^a-z0-9]+', '-', self._stage.lower())}.ckpt"
 
     def _train(self, job: _Job, watch: Watch) -> None:
         method, val = job.method, job.method.problem.val

@@ -81,7 +81,8 @@ class Hooks(pl.LightningModule):
         """Logs the validation NLL; every epoch uses the same draws, so that epochs can be compared."""
         method: Any = self
         generator = torch.Generator(batch.inputs.device).manual_seed(0)
-        prediction = method.predict(batch.inputs, self.validation_samples, generator)
+        with torch.autocast(batch.inputs.device.type, enabled=False):  # as predictions are after the fit
+            prediction = method.predict(batch.inputs, self.validation_samples, generator)
         self.log("val_nll", -prediction.log_score(batch.targets).mean(), batch_size=len(batch.inputs))
 
     def on_fit_start(self) -> None:

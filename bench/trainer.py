@@ -55,8 +55,9 @@ class TrainerOptions:
     """How several devices share a fit: auto, ddp, ..."""
     num_nodes: Count = 1
     """Number of machines."""
-    precision: str = "32-true"
-    """Floating-point precision: 32-true, bf16-mixed, ..."""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
+    """Floating-point precision of training steps; weights and predictions are float32 under each. 16-mixed is
+    for GPUs."""
     stacked: bool | None = None
     """Train independent fits side by side, where method and budget allow (bench.stacked); not given: where
     that is faster."""
@@ -75,12 +76,12 @@ def make(options: TrainerOptions, budget: Budget) -> pl.Trainer:
     devices = 1 if options.devices == "auto" and on_cpu else options.devices
     with warnings.catch_warnings(), _as_usage_error():
         warnings.filterwarnings("ignore", module="pytorch_lightning")
-        return pl.Trainer(
+        trainer = pl.Trainer(
             accelerator=options.accelerator,
             devices=devices,
             strategy=options.strategy,
             num_nodes=options.num_nodes,
-            precision=options.precision,  # type: ignore[arg-type]
+            precision=options.precision,
             max_epochs=budget.epochs,
             logger=False,
             enable_checkpointing=False,
@@ -90,6 +91,10 @@ def make(options: TrainerOptions, budget: Budget) -> pl.Trainer:
             use_distributed_sampler=False,
             plugins=[_Checkpoints()],
         )
+    if trainer.precision != options.precision:
+        given = f"--trainer.precision {options.precision}"
+        raise UsageError(f"{given}: on this device Lightning would take {trainer.precision}")
+    return trainer
 
 
 def fit(trainer: pl.Trainer, module: pl.LightningModule, watch: Watch, loader: Any, val: Any = None) -> None:

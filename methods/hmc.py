@@ -251,8 +251,9 @@ class HMC(Method):
 
     def _begin(self, energy: Callable[[Tensor], Tensor]) -> list[_NoUTurn]:
         """The chains of the kernel nuts, new or as an earlier start of the run has left them."""
-        source = {"generator": self.generator, "device": self.device}
-        seed = 0 if self._left else int(torch.randint(2**62, (), **source))
+        seed = 0
+        if not self._left:
+            seed = int(torch.randint(2**62, (), generator=self.generator, device=self.device))
         chains = [
             _NoUTurn(self.settings, position, energy, randomness.derive(seed, number))
             for number, position in enumerate(self.positions)

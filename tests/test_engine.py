@@ -15,6 +15,7 @@ import toys
 from conformance import problems
 from torch.utils.data import Dataset, TensorDataset
 
+import bench
 from bench import engine as engine_module
 from bench import registry, trainer
 from bench.batches import TensorBatches, batches
@@ -262,7 +263,7 @@ def test_method_that_does_not_train_takes_no_step():
     "options",
     [
         {"accelerator": "abacus"},
-        {"precision": "7-odd"},
+        {"precision": "16-mixed"},
         {"strategy": "chaos"},
         {"devices": 0},
         {"devices": -3},
@@ -288,6 +289,36 @@ def test_precision_is_passed_through():
     options = TrainerOptions(accelerator="cpu", precision="bf16-mixed")
     Engine(Sees, MAP.settings_class(), 0, trainer=options).fit(problems.mlp(), Budget(epochs=1))
     assert kinds == [torch.bfloat16]
+
+
+@pytest.mark.parametrize("precision", ["64-true", "16-true", "bf16-true", "transformer-engine", "7-odd"])
+def test_precision_that_cannot_work_is_one_line_and_writes_nothing(tmp_path, precision):
+    """Of weights in another type, which predictions in float32 cannot take."""
+    choices = f"^--trainer.precision {precision}: .*'32-true'.*'bf16-mixed'"
+    with pytest.raises(UsageError, match=choices) as caught:
+        bench.run("map", "iris_depth", preset="smoke", out=tmp_path, trainer={"precision": precision})
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("name", "pose"), [("map", problems.mlp), ("vgr", problems.pixels)])
+def test_mixed_precision_predicts_in_float32_while_it_trains_too(name, pose):
+    """Rows of probabilities in bfloat16 do not sum to one: the fit was said to have diverged."""
+    cls, options = registry.method(name).cls, TrainerOptions(accelerator="cpu", precision="bf16-mixed")
+    engine = Engine(cls, cls.settings_class(), 0, trainer=options)
+    first = engine.fit(pose(), replace(BUDGET, patience=2))
+    method = engine.fit(pose(), replace(BUDGET, patience=2), first)
+    inputs, targets = pose().val.tensors
+    if name == "map":
+        score = method.predict(inputs, 1, torch.Generator()).log_score(targets)
+        nlls = [row["val_nll"] for row in method.history]
+        torch.testing.assert_close(-score.mean().item(), min(nlls), rtol=1e-6, atol=0)
+
+
+def test_precision_of_a_method_without_training_steps_is_refused():
+    cls, options = registry.method("linear").cls, TrainerOptions(accelerator="cpu", precision="bf16-mixed")
+    with pytest.raises(UsageError, match=r"^--trainer\.precision .* takes none"):
+        Engine(cls, cls.settings_class(), 0, trainer=options).fit(problems.linear(), BUDGET)
 
 
 def test_observer_hears_of_stages_epochs_and_numbers():

@@ -170,9 +170,10 @@ class Replay(nn.Module):
             seed: Decides the pairs.
         """
         generator = torch.Generator(self.num_learned.device).manual_seed(seed)
-        inputs = self.vae.sample(size, generator)
         weights = {name: self.get_buffer(f"teacher{i}") for i, name in enumerate(self._teacher)}
-        prediction = likelihood.predict(forward(network, weights, inputs))
+        with torch.autocast(self.num_learned.device.type, enabled=False):  # as predictions are everywhere
+            inputs = self.vae.sample(size, generator)
+            prediction = likelihood.predict(forward(network, weights, inputs))
         return Batch(inputs, prediction.average().argmax(-1))
 
     def likelihood_term(
