@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,7 @@ class Job:
         What torch and Lightning chose themselves is part of it: the number of threads and, once a fit has
         begun, that of processes.
         """
-        chosen: dict[str, Any] = dict(self.plan.trainer)
-        if (world := ranks()[1]) > 1:
-            chosen["devices"] = world // self.engine.options.num_nodes
-        return replace(self.plan, threads=torch.get_num_threads(), trainer=chosen).command
+        return self.plan.command(torch.get_num_threads(), ranks()[1] // self.engine.options.num_nodes)
 
 
 def make(plan: Plan) -> Job:

@@ -67,9 +67,13 @@ class Plan:
             self.trainer.get("precision", registry.FULL_PRECISION),
         )
 
-    @property
-    def command(self) -> str:
-        """The command line that makes this run again: all that changes its numbers, no folders."""
+    def command(self, threads: int | None = None, processes: int = 1) -> str:
+        """The command line that makes this run again: all that changes its numbers, no folders.
+
+        Args:
+            threads: What was chosen where the plan leaves the threads open; None leaves them open.
+            processes: How many processes of a machine share a fit.
+        """
         words = ["bench", "run", self.method, self.task]
         if self.members is not None:
             words += ["--members", str(self.members)]
@@ -78,14 +82,15 @@ class Plan:
         from bench.trainer import TrainerOptions  # here, since it needs torch, and plans are made without
 
         usual = asdict(TrainerOptions())
-        trainer = {name: value for name, value in self.trainer.items() if value != usual.get(name)}
-        settings = {"method": self.method_settings, "task": self.task_settings, "trainer": trainer}
+        trainer = {**self.trainer, "devices": processes} if processes > 1 else self.trainer
+        changed = {name: value for name, value in trainer.items() if value != usual.get(name)}
+        settings = {"method": self.method_settings, "task": self.task_settings, "trainer": changed}
         for flag, values in settings.items():
             for name, value in values.items():
                 words += [f"--{flag}.{name}", "null" if value is None else str(value)]
         words += ["--seed", str(self.seed)]
-        if self.threads is not None:
-            words += ["--threads", str(self.threads)]
+        if (number := self.threads or threads) is not None:
+            words += ["--threads", str(number)]
         return shlex.join(words)
 
     def __str__(self) -> str:

@@ -32,7 +32,9 @@ def plan(**values):
 
 
 def test_names_alone_are_the_preset_standard_under_seed_0():
-    assert plan().command == "bench run mfvi split_digits --seed 0"
+    assert plan().command() == "bench run mfvi split_digits --seed 0"
+    chosen = "bench run mfvi split_digits --trainer.devices 2 --seed 0 --threads 3"
+    assert plan().command(threads=3, processes=2) == chosen
     assert str(plan()) == "mfvi split_digits seed 0"
     assert plan().choice().directory(0).parts == ("split_digits", "mfvi", "standard-seed0")
 
@@ -47,7 +49,7 @@ def test_command_line_makes_the_same_plan(monkeypatch, values):
         raise UsageError("enough")
 
     monkeypatch.setattr(runner, "execute", execute)
-    _, *arguments = shlex.split(plan(**values).command)
+    _, *arguments = shlex.split(plan(**values).command())
     assert cli.main(arguments) == UsageError.exit_code
     (read,) = seen
     assert read.choice() == plan(**values).choice()

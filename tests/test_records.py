@@ -73,6 +73,7 @@ EXAMPLE = {
         "version": "0.1.0",
         "source_hash": "cd",
         "method_file_hash": "ef",
+        "task_file_hash": "ab",
         "commit": None,
         "dirty": None,
         "arrays_digest": None,
