@@ -22,6 +22,8 @@ SHORTEST = 10_000
 class LossTerms:
     """The `loss_terms` of a method, compiled at the first call; eager for good if that fails (`failed`).
 
+    It fails, too, where torch has compiled one function so often that it would go on eagerly by itself.
+
     Args:
         method: Whose.
         tell: Called with a sentence for the user when compiling begins, and when it fails.
@@ -40,12 +42,16 @@ class LossTerms:
         """What `loss_terms` returns, up to rounding."""
         if self.failed:
             return self.eager(batch, noise)
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # slow, and loaded by now
+
         try:
             return self.compiled(batch, noise)
-        except torch._dynamo.exc.TorchDynamoException as error:  # torch.compile has loaded it
+        except (TorchDynamoException, FailOnRecompileLimitHit) as error:
             self.failed = True
             reason = str(getattr(error, "inner_exception", error)).strip() or "no reason given"
             first = reason.splitlines()[0]
+            if isinstance(error, FailOnRecompileLimitHit):
+                first = "the loss depends on numbers that change, and was compiled for each anew"
             self.tell(f"training runs eager, which is slower: it could not be compiled ({first})")
             return self.eager(batch, noise)
 
@@ -58,11 +64,15 @@ def compiling(method: Method, tell: Callable[[str], None]) -> Iterator[LossTerms
         method: Before training, on its device.
         tell: Called with a sentence for the user.
     """
-    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)  # its word on a missing GPU
+    from torch._dynamo import config  # slow to import
+
+    for name in ("torch.utils.cpp_extension", "torch._dynamo"):  # a missing GPU; how it compiles
+        logging.getLogger(name).setLevel(logging.ERROR)
     terms = LossTerms(method, tell)
     method.loss_terms = terms  # type: ignore[method-assign]
     try:
-        yield terms
+        with config.patch(fail_on_recompile_limit_hit=True):
+            yield terms
     finally:
         del method.loss_terms
         torch.compiler.reset()  # else the ninth fit of a process would silently be eager

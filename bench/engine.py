@@ -12,7 +12,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 _LARGEST_PIECE = 50_000_000
 """Floats of inputs, or of outputs at 50 per example and sample, that one piece of a prediction may hold."""
-
-T = TypeVar("T")
 
 _PROBED = 10_000
 """Examples, at most, that a probe sees."""
@@ -115,10 +113,12 @@ class Engine:
         """The rank of this process under the trainer's options.
 
         Raises:
-            UsageError: If Lightning refuses the options; in one line.
+            UsageError: If Lightning or the method cannot work under the options; in one line.
         """
         if self.options.stacked and self.options.compiled:
             raise UsageError("--trainer.stacked and --trainer.compiled: what is side by side is not compiled")
+        if self.options.compiled and "loss_terms" not in self.method_class.provides:
+            raise UsageError("--trainer.compiled: only `loss_terms` are compiled, and this method has none")
         return self._alone.global_rank
 
     @cached_property
@@ -340,7 +340,7 @@ class Engine:
             finally:
                 job.compiled = not terms.failed
 
-    def _until_whole(self, work: Callable[[], T]) -> T:
+    def _until_whole(self, work: Callable[[], Any]) -> Any:
         """What `work` returns; at a damaged checkpoint, which is told and removed, it begins again."""
         while True:
             try:
@@ -421,7 +421,10 @@ class Engine:
     def _train(self, job: _Job, watch: Watch) -> None:
         method, val = job.method, job.method.problem.val
         val_loader = batches(val, 1000, None) if val is not None and job.budget.patience else None
-        compiles = watch.probe is None and self._compiles(method.problem, job.budget)
+        compiles = self._compiles(method.problem, job.budget)
+        if compiles and watch.probe is not None:
+            compiles = False
+            self._tell("training runs eager, not compiled: its gradients are measured on other batches")
         with self._compiled(job) if compiles else nullcontext():
             self._run(job.trainer, method, watch, job.loader, val_loader)
         if watch.best is not None:

@@ -149,7 +149,7 @@ class MFVI(MeanField):
         posterior = self.posterior()
         outputs, weights = self._outputs(posterior, batch.inputs, noise)
         nll = likelihood_term(self.likelihood, outputs, batch, self.problem.num_train)
-        if self.pretraining:
+        if not noise:  # while the means are pretrained
             return nll, nll.new_zeros(())
         prior = self.prior
         if self.settings.prior_mean_follows:

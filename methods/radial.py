@@ -307,7 +307,7 @@ class Radial(Variational):
             weights = {name: q.loc[None] for name, q in posterior.items()}
         outputs = forward(self.network, weights, batch.inputs)
         nll = likelihood_term(self.likelihood, outputs, batch, self.problem.num_train)
-        if self.pretraining:
+        if not noise:  # while the means are pretrained
             return nll, nll.new_zeros(())
         return nll, self._divergence(posterior, self.prior, weights, noise)
 

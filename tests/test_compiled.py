@@ -13,7 +13,7 @@ from conformance import problems
 from torch.testing import assert_close
 
 import bench
-from bench import cli, compiled
+from bench import cli, compiled, registry
 from bench.contract import Budget
 from bench.diagnostics import gradient_norms
 from bench.engine import Engine, TrainerOptions
@@ -145,8 +145,10 @@ def test_only_long_fits_of_methods_that_gain_are_compiled(asked, monkeypatch):
 def test_probed_fit_is_eager(asked):
     """Gradients are measured on other batches than it is trained on."""
     made = engine(compiled=True)
+    told = notices(made)
     method = made.fit(problems.regression(), BUDGET, probe=gradient_norms)
     assert not asked
+    assert "training runs eager" in told[0]
     assert "likelihood_gradient" in method.history[0]
 
 
@@ -158,6 +160,59 @@ def test_fit_that_diverges_leaves_the_method_as_it_was(asked, monkeypatch):
     assert method.diverged
     assert "loss_terms" not in vars(method)
     assert made.fits[0]["compiled"] is True
+
+
+class ReadsEpoch(MAP):
+    """Its loss depends on the number of the epoch in Python, so that every epoch is compiled anew."""
+
+    fastest = ("compiled",)
+
+    def loss_terms(self, batch, noise):
+        """The terms of MAP."""
+        likelihood_term, prior_term = super().loss_terms(batch, noise)
+        return likelihood_term, prior_term * (1.0 if self.epoch < 100 else 2.0)
+
+
+def test_fit_that_is_compiled_again_and_again_is_eager_and_says_so(monkeypatch, capfd):
+    """At torch's limit; torch itself would print a warning, go on eagerly, and be recorded as compiled."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **_: compile_(f, backend="eager", dynamic=False))
+    made = engine(ReadsEpoch, compiled=True)
+    told = notices(made)
+    method = made.fit(problems.regression(), Budget(epochs=12, batch_size=10))
+    assert [fit["compiled"] for fit in made.fits] == [False]
+    assert "training runs eager" in told[1]
+    assert "\n" not in told[1]
+    expected = engine(ReadsEpoch).fit(problems.regression(), Budget(epochs=12, batch_size=10))
+    assert all(torch.equal(method.state_dict()[n], v) for n, v in expected.state_dict().items())
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(("name", "values"), [("mfvi", {"pretrain_epochs": 2}), ("radial", {})])
+def test_new_epoch_is_no_reason_to_compile_anew(monkeypatch, capfd, name, values):
+    """Twice at most: while the means are pretrained, and afterwards."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **_: compile_(f, backend="eager", dynamic=False))
+    cls = registry.method(name).cls
+    made = Engine(
+        cls, cls.settings_class(**values), 0, trainer=TrainerOptions(accelerator="cpu", compiled=True)
+    )
+    told = notices(made)
+    with torch._dynamo.config.patch(recompile_limit=2):
+        method = made.fit(problems.mlp(), Budget(epochs=6, batch_size=10))
+    assert len(method.history) > 5
+    assert [fit["compiled"] for fit in made.fits] == [True]
+    assert len(told) == 1
+    assert capfd.readouterr() == ("", "")
+
+
+def test_method_without_loss_terms_is_refused_in_one_line(tmp_path):
+    for name in ("hmc", "linear"):
+        cls = registry.method(name).cls
+        options = TrainerOptions(accelerator="cpu", compiled=True)
+        with pytest.raises(UsageError, match=r"^--trainer\.compiled: .*this method has none$") as caught:
+            Engine(cls, cls.settings_class(), 0, trainer=options).check()
+        assert "\n" not in str(caught.value)
 
 
 def test_side_by_side_and_compiled_exclude_each_other():
