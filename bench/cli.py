@@ -6,10 +6,12 @@ Exit codes: 0 done, 1 the run failed, 2 usage, 3 data, 4 the run diverged, 5 the
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TextIO
 
 import bench
 from bench.commands.datasets import show_data
@@ -39,41 +41,52 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # where a terminal knows ASCII alone
     try:
-        if not arguments or arguments[0] in ("-h", "--help"):
-            print(f"usage: bench COMMAND ...\n\n{bench.__doc__}\n\ncommands (each with --help):")
-            print("\n".join(f"  {name:9} {text}" for name, (_, text) in COMMANDS.items()))
-            return 0 if arguments else UsageError.exit_code
-        if arguments[0] == "--version":
-            print(f"posterior-bench {bench.__version__}")
-            return 0
-        if arguments[0] not in COMMANDS:
-            raise UsageError(f"unknown command '{arguments[0]}': {nearest(arguments[0], list(COMMANDS))}")
-        code = COMMANDS[arguments[0]][0](arguments[1:])
-        sys.stdout.flush()
+        try:
+            return _called(sys.argv[1:] if arguments is None else arguments)
+        finally:
+            sys.stdout.flush()
     except BenchError as error:
         _tell(error)
         return error.exit_code
     except KeyboardInterrupt:
-        errors.print("bench: stopped; the same command goes on from here")
+        _tell("stopped; the same command goes on from here")
         return 130
     except BrokenPipeError:
+        _discard(sys.stdout)
         return 1
-    except OSError as error:  # what is read or written under a name is told where it happens
+    except OSError as error:  # a file that cannot be read or written is told where it is named
         _tell(f"cannot write {error.filename or 'the output'}: {error.strerror or error}")
-        _discard_output()
+        _discard(sys.stdout)
         return OutputError.exit_code
-    return code or 0
 
 
-def _tell(error: object) -> None:
+def _called(arguments: list[str]) -> int:
+    """What a command returns as its exit code."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"usage: bench COMMAND ...\n\n{bench.__doc__}\n\ncommands (each with --help):")
+        print("\n".join(f"  {name:9} {text}" for name, (_, text) in COMMANDS.items()))
+        return 0 if arguments else UsageError.exit_code
+    if arguments[0] == "--version":
+        print(f"posterior-bench {bench.__version__}")
+        return 0
+    if arguments[0] not in COMMANDS:
+        raise UsageError(f"unknown command '{arguments[0]}': {nearest(arguments[0], list(COMMANDS))}")
+    return COMMANDS[arguments[0]][0](arguments[1:]) or 0
+
+
+def _tell(message: object) -> None:
     """One line on standard error, if anything can be written there."""
-    with suppress(OSError):
-        errors.print(f"bench: {escaped(str(error))}", soft_wrap=True)
+    try:
+        errors.print(f"bench: {escaped(str(message))}", soft_wrap=True)
+    except OSError:
+        _discard(sys.stderr)
 
 
-def _discard_output() -> None:
-    """Lets the end of the process drop what standard output does not take, in place of a traceback."""
+def _discard(stream: TextIO) -> None:
+    """Lets the end of the process drop what a stream did not take, in place of a traceback."""
     with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        os.dup2(nowhere.fileno(), stream.fileno())

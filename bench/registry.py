@@ -27,12 +27,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic.dataclasses import is_pydantic_dataclass
+
 import bench.methods
 import bench.tasks
 from bench.contract import Method, Task
 from bench.ensemble import capabilities
 from bench.errors import BenchError, UsageError
-from bench.settings import build, is_settings
+from bench.settings import build
+from bench.text import one_line
 
 PRESETS = ("smoke", "standard", "paper")
 TUNED = Path(__file__).parent / "presets" / "tuned"
@@ -132,14 +135,17 @@ def _of_pattern(name: str, package: Any, known: dict[str, Entry]) -> Entry | Non
         module = sys.modules[f"{package.__name__}.{entry.file}"]
         match = getattr(module, "PATTERN", None) and module.PATTERN.fullmatch(name)
         if match:
-            values = {setting: ast.literal_eval(text) for setting, text in match.groupdict().items()}
+            try:
+                values = {setting: ast.literal_eval(text) for setting, text in match.groupdict().items()}
+            except (ValueError, SyntaxError):
+                raise UsageError(f"the name '{one_line(name)}' holds a number that cannot be read") from None
             build(entry.cls.settings_class, values, "method")  # says which value is out of its range
             return replace(entry, name=name, fixed=values)
     return None
 
 
-_own: dict[str, tuple[type, Any]] = {}
-"""Classes of users' own by their names `package.module:Class`, each with its module."""
+_own: dict[str, Entry] = {}
+"""What `import_own` has imported."""
 
 
 @contextmanager
@@ -154,10 +160,9 @@ def defects(what: str) -> Iterator[None]:
     except BenchError:
         raise
     except (Exception, SystemExit) as error:
-        reason = " ".join(str(error).split())
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if isinstance(error, SyntaxError) else f" ({Path(last.filename).name}, line {last.lineno})"
-        raise UsageError(f"{what}: {type(error).__name__}: {reason}{where}") from None
+        raise UsageError(f"{what}: {type(error).__name__}: {one_line(error)}{where}") from None
 
 
 def import_own(*names: str) -> None:
@@ -176,7 +181,7 @@ def import_own(*names: str) -> None:
     """
     for name in names:
         module_name, _, class_name = name.partition(":")
-        if not class_name or name in _own:
+        if ":" not in name or name in _own:
             continue
         if not re.fullmatch(r"[\w-]+(\.[\w-]+)*:\w+", name):
             raise UsageError(f"cannot import '{name}': must be package.module:Class")
@@ -187,9 +192,26 @@ def import_own(*names: str) -> None:
             cls = getattr(module, class_name)
         if not (inspect.isclass(cls) and issubclass(cls, Method | Task)):
             raise UsageError(f"'{name}' is no Method and no Task of bench.contract")
-        if not is_settings(getattr(cls, "settings_class", None)):
-            raise UsageError(f"'{name}': its settings_class must be a class under @bench.settings.settings")
-        _own[name] = cls, module
+        _own[name] = _whole(_entry(name, cls, {}, module_name, module))
+
+
+def _whole(entry: Entry) -> Entry:
+    """A user's own entry, once everything stands in it that the suite reads before a run."""
+    if not is_pydantic_dataclass(entry.cls.settings_class):
+        raise UsageError(f"'{entry.name}': its settings_class must be a class under @bench.settings.settings")
+    if issubclass(entry.cls, Method) and not isinstance(entry.cls.provides, frozenset):
+        raise UsageError(f"'{entry.name}': provides must be a frozenset of capabilities")
+    tables = [entry.search, entry.presets]
+    tables += entry.presets.values() if isinstance(entry.presets, Mapping) else ()
+    if not all(isinstance(table, Mapping) for table in tables):
+        raise UsageError(f"'{entry.name}': PRESETS must hold settings by preset, SEARCH ranges by setting")
+    for preset, values in entry.presets.items():
+        if unknown := [name for name in values if name not in entry.flags()]:
+            raise UsageError(
+                f"'{entry.name}': PRESETS: {preset}: no such setting as {unknown[0]}; "
+                f"{nearest(str(unknown[0]), entry.flags())}"
+            )
+    return entry
 
 
 def _find(name: str, kind: str, known: dict[str, Entry], base: type) -> Entry:
@@ -204,10 +226,9 @@ def _find(name: str, kind: str, known: dict[str, Entry], base: type) -> Entry:
         raise UsageError(
             f"the {kind} '{name}' is not part of this suite: --import {name} runs its code, if you trust it"
         )
-    cls, module = _own[name]
-    if not issubclass(cls, base):
+    if not issubclass(_own[name].cls, base):
         raise UsageError(f"'{name}' is no {base.__name__} of bench.contract")
-    return _entry(name, cls, {}, name.partition(":")[0], module)
+    return _own[name]
 
 
 def method(name: str) -> Entry:

@@ -13,6 +13,7 @@ from rich.segment import Segment
 
 from bench.errors import UsageError
 from bench.registry import import_own, nearest
+from bench.settings import named
 from bench.text import escaped
 
 jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -27,8 +28,8 @@ class SafeConsole(Console):
             yield segment if segment.control else segment._replace(text=escaped(segment.text, keep="\n"))
 
 
-errors = SafeConsole(stderr=True, highlight=False, markup=False)
-output = SafeConsole(highlight=False, markup=False)
+errors = SafeConsole(stderr=True, highlight=False, markup=False, emoji=False)
+output = SafeConsole(highlight=False, markup=False, emoji=False)
 
 
 class Parser(jsonargparse.ArgumentParser):
@@ -78,6 +79,14 @@ def add_imports(parser: Parser) -> None:
         metavar="package.module:Class",
         help="run the code of an own method or task that records name; may be given several times",
     )
+
+
+def folder(name: str) -> str:
+    """The type of a flag that names a folder."""
+    try:
+        return str(named(name))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_run_arguments(parser: Parser) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from bench.commands.parser import Parser, add_imports, output
+from bench.commands.parser import Parser, add_imports, folder, output
 from bench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def draw(arguments: list[str]) -> None:
     parser.add_argument("RUN", nargs="+", type=str, help="directory of a run or committed record")
     parser.add_argument(
         "--to",
-        type=str | None,
+        type=folder,
         default=None,
         help="folder for figures of all runs together; without it each run's own are drawn in its directory",
     )
@@ -134,7 +134,7 @@ def record(arguments: list[str]) -> None:
     parser.add_argument(
         "RUN", nargs="+", type=str, help="directory of a run; neither smoke nor from changed source"
     )
-    parser.add_argument("--to", type=str, default=str(RECORDS), help="folder of the committed records")
+    parser.add_argument("--to", type=folder, default=str(RECORDS), help="folder of the committed records")
     parser.add_argument("--force", action="store_true", help="replace an older record of the same run")
     add_imports(parser)
     chosen = parser.parse_args(arguments)
@@ -152,7 +152,7 @@ def reference(arguments: list[str]) -> None:
     parser.add_argument(
         "RUN", nargs="+", type=str, help="directory of a run that mixed, of a method that provides invariant"
     )
-    parser.add_argument("--to", type=str, default=str(FOLDER), help="folder of the references")
+    parser.add_argument("--to", type=folder, default=str(FOLDER), help="folder of the references")
     parser.add_argument("--force", action="store_true", help="replace an older reference of the same target")
     add_imports(parser)
     chosen = parser.parse_args(arguments)
