@@ -255,6 +255,8 @@ def folder(tmp_path, monkeypatch):
     yield tmp_path
     sys.modules.pop("own", None)
     sys.path[:] = [path for path in sys.path if path != str(tmp_path)]
+    for console in (cli.errors, cli.output):
+        console._buffer.clear()  # what a full device did not take
 
 
 def put(files):
