@@ -7,10 +7,12 @@ its last line is the directory.
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TextIO
 
 import bench
 from bench.commands.completion import show_script, typed
@@ -43,23 +45,30 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # where a terminal knows ASCII alone
     try:
         with stoppable(last=arguments is None) as stop:
-            return _answer(sys.argv[1:] if arguments is None else arguments)
+            try:
+                return _called(sys.argv[1:] if arguments is None else arguments)
+            finally:
+                sys.stdout.flush()
     except BenchError as error:
         _tell(error)
         return error.exit_code
     except BrokenPipeError:
+        _discard(sys.stdout)
         return 1
-    except OSError as error:  # what is read or written under a name is told where it happens
+    except OSError as error:  # a file that cannot be read or written is told where it is named
         _tell(f"cannot write {error.filename or 'the output'}: {error.strerror or error}")
-        _discard_output()
+        _discard(sys.stdout)
         return OutputError.exit_code
     return stop.exit_code or 0
 
 
-def _answer(arguments: list[str]) -> int:
-    """The exit code of a command that ran."""
+def _called(arguments: list[str]) -> int:
+    """What a command returns as its exit code."""
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
         arguments = typed(COMMANDS)
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -71,18 +80,18 @@ def _answer(arguments: list[str]) -> int:
         return 0
     if arguments[0] not in COMMANDS:
         raise UsageError(f"unknown command '{arguments[0]}': {nearest(arguments[0], list(COMMANDS))}")
-    code = COMMANDS[arguments[0]][0](arguments[1:])
-    sys.stdout.flush()
-    return code or 0
+    return COMMANDS[arguments[0]][0](arguments[1:]) or 0
 
 
-def _tell(error: object) -> None:
+def _tell(message: object) -> None:
     """One line on standard error, if anything can be written there."""
-    with suppress(OSError):
-        errors.print(f"bench: {escaped(str(error))}", soft_wrap=True)
+    try:
+        errors.print(f"bench: {escaped(str(message))}", soft_wrap=True)
+    except OSError:
+        _discard(sys.stderr)
 
 
-def _discard_output() -> None:
-    """Lets the end of the process drop what standard output does not take, in place of a traceback."""
+def _discard(stream: TextIO) -> None:
+    """Lets the end of the process drop what a stream did not take, in place of a traceback."""
     with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        os.dup2(nowhere.fileno(), stream.fileno())

@@ -227,6 +227,8 @@ def read_record(directory: Path) -> Record:
         where = ".".join(map(str, first["loc"]))
         why = one_line(f"{where}: {first['msg'].removeprefix('Value error, ')}".removeprefix(": "))
         raise UsageError(f"{path} is no record of schema {SCHEMA_VERSION}: {why}") from None
+    except ValueError as error:  # a path that no file has
+        raise UsageError(f"cannot read {path}: {error}") from None
     _refuse_hidden(path, record.model_dump())
     return record
 

@@ -27,11 +27,15 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic.dataclasses import is_pydantic_dataclass
+
 import bench.methods
 import bench.tasks
 from bench.errors import BenchError, UsageError
 from bench.names import declared
 from bench.settings import build, is_settings
+from bench.settings import build
+from bench.text import one_line
 
 PRESETS = ("smoke", "standard", "paper")
 TUNED = Path(__file__).parent / "presets" / "tuned"
@@ -196,8 +200,8 @@ def refuse_unknown(method: str, task: str) -> None:
             raise _unknown(name, kind, known)
 
 
-_own: dict[str, tuple[type, Any]] = {}
-"""Classes of users' own by their names `package.module:Class`, each with its module."""
+_own: dict[str, Entry] = {}
+"""What `import_own` has imported."""
 
 
 @contextmanager
@@ -212,10 +216,9 @@ def defects(what: str) -> Iterator[None]:
     except BenchError:
         raise
     except (Exception, SystemExit) as error:
-        reason = " ".join(str(error).split())
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = "" if isinstance(error, SyntaxError) else f" ({Path(last.filename).name}, line {last.lineno})"
-        raise UsageError(f"{what}: {type(error).__name__}: {reason}{where}") from None
+        raise UsageError(f"{what}: {type(error).__name__}: {one_line(error)}{where}") from None
 
 
 def import_own(*names: str) -> None:
@@ -234,7 +237,7 @@ def import_own(*names: str) -> None:
     """
     for name in names:
         module_name, _, class_name = name.partition(":")
-        if not class_name or name in _own:
+        if ":" not in name or name in _own:
             continue
         if not re.fullmatch(r"[\w-]+(\.[\w-]+)*:\w+", name):
             raise UsageError(f"cannot import '{name}': must be package.module:Class")
@@ -246,9 +249,26 @@ def import_own(*names: str) -> None:
         bases = tuple(map(_base, ("method", "task")))
         if not (inspect.isclass(cls) and issubclass(cls, bases)):
             raise UsageError(f"'{name}' is no Method and no Task of bench.contract")
-        if not is_settings(getattr(cls, "settings_class", None)):
-            raise UsageError(f"'{name}': its settings_class must be a class under @bench.settings.settings")
-        _own[name] = cls, module
+        _own[name] = _whole(_entry(name, cls, {}, module_name, module))
+
+
+def _whole(entry: Entry) -> Entry:
+    """A user's own entry, once everything stands in it that the suite reads before a run."""
+    if not is_pydantic_dataclass(entry.cls.settings_class):
+        raise UsageError(f"'{entry.name}': its settings_class must be a class under @bench.settings.settings")
+    if issubclass(entry.cls, Method) and not isinstance(entry.cls.provides, frozenset):
+        raise UsageError(f"'{entry.name}': provides must be a frozenset of capabilities")
+    tables = [entry.search, entry.presets]
+    tables += entry.presets.values() if isinstance(entry.presets, Mapping) else ()
+    if not all(isinstance(table, Mapping) for table in tables):
+        raise UsageError(f"'{entry.name}': PRESETS must hold settings by preset, SEARCH ranges by setting")
+    for preset, values in entry.presets.items():
+        if unknown := [name for name in values if name not in entry.flags()]:
+            raise UsageError(
+                f"'{entry.name}': PRESETS: {preset}: no such setting as {unknown[0]}; "
+                f"{nearest(str(unknown[0]), entry.flags())}"
+            )
+    return entry
 
 
 def _unknown(name: str, kind: str, known: Entries) -> UsageError:
@@ -271,7 +291,7 @@ def _find(name: str, kind: str, known: Entries) -> Entry:
     base = _base(kind)
     if not issubclass(cls, base):
         raise UsageError(f"'{name}' is no {base.__name__} of bench.contract")
-    return _entry(name, cls, {}, name.partition(":")[0], module)
+    return _own[name]
 
 
 def method(name: str) -> Entry:

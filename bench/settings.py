@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Annotated, Any, dataclass_transform
 
 import pydantic
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field
-from pydantic.dataclasses import is_pydantic_dataclass
 
 from bench.errors import UsageError
 from bench.text import one_line
@@ -40,14 +38,15 @@ def _of_this_machine(threads: int) -> int:
     return threads
 
 
-def _named(path: Any) -> Any:
-    if not isinstance(path, str | Path) or path == "":
+def named(path: Any) -> Any:
+    """What names a folder; raises ValueError for what cannot."""
+    if not isinstance(path, str | Path) or path == "" or "\0" in str(path):
         raise ValueError("must name a folder; . is the present one")
     return path
 
 
 Threads = Annotated[Count, AfterValidator(_of_this_machine)]
-Folder = Annotated[Path, BeforeValidator(_named)]
+Folder = Annotated[Path, BeforeValidator(named)]
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -55,13 +54,6 @@ def settings(cls: type) -> type:
     """Makes a frozen, keyword-only data class whose values are checked against their types and ranges."""
     config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
     return pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=config)
-
-
-def is_settings(cls: Any) -> bool:
-    """Whether something is a settings class, every field of which has a default."""
-    return is_pydantic_dataclass(cls) and all(
-        field.default is not MISSING or field.default_factory is not MISSING for field in fields(cls)
-    )
 
 
 def build(cls: type, values: dict[str, Any], flag: str = "") -> Any:
@@ -110,7 +102,7 @@ def read_yaml(path: Path, flag: str) -> Any:
             begins with the flag and the path.
     """
     try:
-        content = yaml.load(path.read_text(), _Loader)
+        content = _Loader(path.read_text()).get_single_data()
         json.dumps(content, default=str)  # refuses what contains itself
     except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise UsageError(f"{flag} {path}: {one_line(error)}") from None

@@ -39,13 +39,13 @@ def add(run: Path, to: Path = RECORDS, force: bool = False) -> Path:
         OutputError: If it cannot be written; an older record is then as it was.
     """
     record = read_record(run)
+    files = [run / name for name in _FILES if (run / name).exists()]
+    if (size := sum(path.stat().st_size for path in files)) > _LARGEST:
+        raise UsageError(f"{run} has {size / 2**20:.1f} MiB of results; a committed record has at most 4")
     refuse(run, record)
     directory = to / record.task.identity / record.method.identity / f"seed{record.seed}"
     if directory.exists() and not force:
         raise UsageError(f"{directory} is there already: it is kept; --force replaces it")
-    files = [run / name for name in _FILES if (run / name).exists()]
-    if (size := sum(path.stat().st_size for path in files)) > _LARGEST:
-        raise UsageError(f"{run} has {size / 2**20:.1f} MiB of results; a committed record has at most 4")
     write_all({directory / path.name: path.read_bytes() for path in files})
     for path in directory.iterdir():
         if path.name not in [kept.name for kept in files]:  # of the older record

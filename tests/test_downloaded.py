@@ -6,6 +6,7 @@ Every attack is made on a copy of a good run, which all commands take.
 import json
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -146,7 +147,7 @@ def test_pickles_are_not_read(run):
 
     for path in (run / "checkpoints").glob("*.ckpt"):
         torch.save({"state_dict": Payload()}, path)
-    with pytest.raises(Exception):  # noqa: B017 - whichever it is, nothing ran
+    with suppress(Exception):  # how it is told is not this law's
         bench.load(run)
     assert not Path("executed").exists()
 

@@ -135,6 +135,12 @@ def rhat(value):
     return lambda run: change(run, diagnostics={"prediction_rhat": value})
 
 
+def diverge(run):
+    metrics = records.read_record(run).metrics
+    nothing = {"metrics": dict.fromkeys(metrics), "undefined": dict.fromkeys(metrics, "the run diverged")}
+    change(run, status="diverged", reason="the loss is nan", **nothing)
+
+
 REFUSED = {
     "not mixed": (rhat(1.2), r"did not mix: R-hat of its predictions is 1\.200, .* 1\.05"),
     "just not mixed": (rhat(RHAT_LIMIT * (1 + 1e-9)), "did not mix"),
@@ -143,9 +149,9 @@ REFUSED = {
     "dirty": (lambda run: change(run, provenance={"dirty": True}), "was made from changed source"),
     "outside git": (lambda run: change(run, provenance={"commit": None}), "outside a git repository"),
     "failed": (lambda run: change(run, status="failed", reason="failed: E"), "a defect is no evidence"),
-    "diverged": (lambda run: change(run, status="diverged"), "diverged: a reference needs a completed run"),
+    "diverged": (diverge, "diverged: a reference needs a completed run"),
     "tampered": (tamper, "the metrics of the record are not those of its arrays"),
-    "another version": (lambda run: change(run, task={"version": 2}), "is of version 2 of its task, now 1"),
+    "another version": (lambda run: change(run, task={"version": 2}), "is of version 2 of iris_depth, now 1"),
     "no run": (lambda run: (run / "record.json").unlink(), "holds no run"),
     "no arrays": (lambda run: (run / "arrays.safetensors").unlink(), "holds no arrays"),
 }

@@ -14,6 +14,7 @@ from rich.segment import Segment
 from bench import registry
 from bench.errors import UsageError
 from bench.registry import import_own, nearest
+from bench.settings import named
 from bench.text import escaped
 
 jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -28,8 +29,8 @@ class SafeConsole(Console):
             yield segment if segment.control else segment._replace(text=escaped(segment.text, keep="\n"))
 
 
-errors = SafeConsole(stderr=True, highlight=False, markup=False)
-output = SafeConsole(highlight=False, markup=False)
+errors = SafeConsole(stderr=True, highlight=False, markup=False, emoji=False)
+output = SafeConsole(highlight=False, markup=False, emoji=False)
 
 
 class Parser(jsonargparse.ArgumentParser):
@@ -99,6 +100,14 @@ def add_method_and_task(parser: Parser) -> None:
         help = f"name of a {kind} (bench list {kind}s) or package.module:Class"
         action = parser.add_argument(kind.upper(), help=help)
         vars(action)["completer"] = lambda known=known, **_: list(known())
+
+
+def folder(name: str) -> str:
+    """The type of a flag that names a folder."""
+    try:
+        return str(named(name))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def add_run_arguments(parser: Parser) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from rich.console import Console
 from rich.table import Table
 
-from bench.commands.parser import Parser, add_imports, output
+from bench.commands.parser import Parser, add_imports, folder, output
 from bench.errors import UsageError
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def draw(arguments: list[str]) -> None:
     parser.add_argument("RUN", nargs="+", type=str, help="directory of a run or committed record")
     parser.add_argument(
         "--to",
-        type=str | None,
+        type=folder,
         default=None,
         help="folder for figures of all runs together; without it each run's own are drawn in its directory",
     )
@@ -132,7 +132,7 @@ def record(arguments: list[str]) -> None:
     )
     parser.add_argument(
         "--to",
-        type=str | None,
+        type=folder,
         default=None,
         help="folder of the committed records; default is leaderboard/records/ of this project",
     )
@@ -156,7 +156,7 @@ def reference(arguments: list[str]) -> None:
     )
     parser.add_argument(
         "--to",
-        type=str | None,
+        type=folder,
         default=None,
         help="folder of the references; default is tasks/references/ of this project",
     )

@@ -40,9 +40,16 @@ def _words(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
     return words, flags
 
 
-def _config(path: str | None) -> dict[str, Any]:
-    if path is None:
-        return {}
+def _configs(arguments: list[str]) -> dict[str, Any]:
+    """What the files after `--config` say together, later ones first."""
+    found: dict[str, Any] = {}
+    for flag, following in zip(arguments, [*arguments[1:], ""], strict=True):
+        if flag == "--config" or flag.startswith("--config="):
+            found |= _config(following if flag == "--config" else flag.partition("=")[2])
+    return found
+
+
+def _config(path: str) -> dict[str, Any]:
     content = read_yaml(Path(path), "--config")
     tables = [content] + [content.get(name, {}) for name in _TABLES if isinstance(content, dict)]
     if not all(isinstance(table, dict) and all(isinstance(key, str) for key in table) for table in tables):
@@ -119,7 +126,7 @@ def run(arguments: list[str]) -> None:
     words, flags = _words(arguments)
     if "_ARGCOMPLETE" in os.environ:
         _known_parser(words).parse_args([])  # answers the shell and ends the process
-    config = _config(flags.get("--config"))
+    config = _configs(arguments)
     if not words and "METHOD" in config and "TASK" in config:
         words = [config.pop("METHOD"), config.pop("TASK")]
         arguments = [*words, *arguments]

@@ -9,7 +9,7 @@ from typing import Literal
 from rich.table import Table
 
 from bench import registry
-from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, output
+from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, folder, output
 from bench.errors import BenchError, Diverged, UsageError
 from bench.plan import Plan
 from bench.settings import build
@@ -91,7 +91,10 @@ def tune(arguments: list[str]) -> None:
     )
     add_run_arguments(parser)
     parser.add_argument(
-        "--to", type=str, default=str(registry.TUNED), help="folder of results; bench run reads the default"
+        "--to",
+        type=folder,
+        default=str(registry.TUNED),
+        help="folder of results; bench run reads the default",
     )
     parser.add_argument(
         "--force",
