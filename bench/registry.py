@@ -33,7 +33,6 @@ import bench.methods
 import bench.tasks
 from bench.errors import BenchError, UsageError
 from bench.names import declared
-from bench.settings import build, is_settings
 from bench.settings import build
 from bench.text import one_line
 
@@ -152,7 +151,10 @@ class Entries(Mapping[str, Entry]):
                 continue
             match = self._module(declaration.file).PATTERN.fullmatch(name)
             if match:
-                values = {setting: ast.literal_eval(text) for setting, text in match.groupdict().items()}
+                try:
+                    values = {setting: ast.literal_eval(text) for setting, text in match.groupdict().items()}
+                except (ValueError, SyntaxError):
+                    raise UsageError(f"the name '{one_line(name)}' holds a number that cannot be read") from None
                 build(self[known].cls.settings_class, values, self._kind)  # says which value is out of range
                 return replace(self[known], name=name, fixed=values)
         return None
@@ -256,7 +258,7 @@ def _whole(entry: Entry) -> Entry:
     """A user's own entry, once everything stands in it that the suite reads before a run."""
     if not is_pydantic_dataclass(entry.cls.settings_class):
         raise UsageError(f"'{entry.name}': its settings_class must be a class under @bench.settings.settings")
-    if issubclass(entry.cls, Method) and not isinstance(entry.cls.provides, frozenset):
+    if issubclass(entry.cls, _base("method")) and not isinstance(entry.cls.provides, frozenset):
         raise UsageError(f"'{entry.name}': provides must be a frozenset of capabilities")
     tables = [entry.search, entry.presets]
     tables += entry.presets.values() if isinstance(entry.presets, Mapping) else ()
@@ -287,9 +289,8 @@ def _find(name: str, kind: str, known: Entries) -> Entry:
         raise UsageError(
             f"the {kind} '{name}' is not part of this suite: --import {name} runs its code, if you trust it"
         )
-    cls, module = _own[name]
     base = _base(kind)
-    if not issubclass(cls, base):
+    if not issubclass(_own[name].cls, base):
         raise UsageError(f"'{name}' is no {base.__name__} of bench.contract")
     return _own[name]
 
