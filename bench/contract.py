@@ -316,7 +316,8 @@ class Task(ABC):
     """An evaluation protocol.
 
     A file under `tasks/` declares one subclass, `NAMES` (public name -> settings that this name fixes,
-    written out as a dictionary) and `PRESETS` (preset -> settings other than the defaults; the defaults are the preset `standard`).
+    written out as a dictionary) and `PRESETS` (preset -> settings other than the defaults; the defaults are
+    the preset `standard`).
 
     Args:
         settings: An instance of the subclass's `settings_class`.
