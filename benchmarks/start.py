@@ -3,10 +3,10 @@
     python benchmarks/start.py [--rounds 7] [--json FILE] [--check]
 
 Every command is a process of its own, on one thread. In every round each is called once, in changing order.
-Ratios are of processor time, which other load on the machine moves least: medians over the rounds of the times
-of two commands in the same round. The user's cache folder is a fresh one, and `bench list` is measured without
-its index and with it. Of `bench run` the time ends when the log tells of the first epoch, three training steps;
-the process is then ended.
+Ratios are of processor time, which other load on the machine moves least: medians over the rounds of two
+commands' times in the same round. The user's cache folder is a fresh one, and `bench list` is measured
+without its index and with it. Of `bench run` the time ends when the log tells of the first epoch, three
+training steps; the process is then ended.
 
 `--check` demands at most 0.5 of `import torch` of every command that computes nothing, and at most 1.3 of
 `import torch, pytorch_lightning` until a run has trained its first epoch.
