@@ -126,9 +126,10 @@ class Method(Hooks, ABC):
 
     A file under `methods/` declares one subclass and `NAMES`, a dictionary from each public name to the
     settings that the name fixes; the word `members` in it makes the name an ensemble of so many independent
-    copies. The file may declare `PRESETS` (preset -> settings on every task, other than the defaults),
-    `SEARCH` (setting -> its range in `bench tune`) and `PATTERN`, a regular expression for names that spell
-    out settings; its named groups are the settings. A problem that the method cannot infer is refused in
+    copies. It is written out, since names are read from the source (`bench.names`). The file may declare
+    `PRESETS` (preset -> settings on every task, other than the defaults), `SEARCH` (setting -> its range in
+    `bench tune`) and `PATTERN`, a regular expression for names that begin with the file's and spell out
+    settings; its named groups are the settings. A problem that the method cannot infer is refused in
     `__init__`, by a UsageError. A method does not touch Lightning's trainer.
 
     Args (of `Hooks`, which keeps them, but for `start`, and makes `likelihood`, `prior` and `generator`):
@@ -314,8 +315,9 @@ class Engine(Protocol):
 class Task(ABC):
     """An evaluation protocol.
 
-    A file under `tasks/` declares one subclass, `NAMES` (public name -> settings that this name fixes) and
-    `PRESETS` (preset -> settings other than the defaults; the defaults are the preset `standard`).
+    A file under `tasks/` declares one subclass, `NAMES` (public name -> settings that this name fixes,
+    written out as a dictionary) and `PRESETS` (preset -> settings other than the defaults; the defaults are
+    the preset `standard`).
 
     Args:
         settings: An instance of the subclass's `settings_class`.

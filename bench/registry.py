@@ -154,7 +154,8 @@ class Entries(Mapping[str, Entry]):
                 try:
                     values = {setting: ast.literal_eval(text) for setting, text in match.groupdict().items()}
                 except (ValueError, SyntaxError):
-                    raise UsageError(f"the name '{one_line(name)}' holds a number that cannot be read") from None
+                    reason = "holds a number that cannot be read"
+                    raise UsageError(f"the name '{one_line(name)}' {reason}") from None
                 build(self[known].cls.settings_class, values, self._kind)  # says which value is out of range
                 return replace(self[known], name=name, fixed=values)
         return None

@@ -17,7 +17,7 @@ from bench.tasks.uci_regression import UCIRegression
 
 def once_a_file():
     """Every task; of several names of one file the first alone is quick."""
-    firsts = {entry.file: name for name, entry in reversed(registry.tasks().items())}
+    firsts = {entry.file: name for name, entry in reversed(list(registry.tasks().items()))}
     return [
         pytest.param(name, marks=[] if firsts[entry.file] == name else pytest.mark.slow)
         for name, entry in registry.tasks().items()
