@@ -1,15 +1,19 @@
 """The command line: `bench COMMAND ...`.
 
 Exit codes: 0 done, 1 the run failed, 2 usage, 3 data, 4 the run diverged, 5 the output cannot be written,
-130 stopped by the user. Standard output carries results only; of `bench run` its last line is the directory.
+130 stopped by the user, 141 nobody reads the output any more (`bench list | head -1`). Standard output
+carries results only; of `bench run` its last line is the directory.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
 import bench
+from bench.commands.comparing import compare, list_runs
 from bench.commands.datasets import show_data
 from bench.commands.listing import show_names
 from bench.commands.parser import errors, output
@@ -24,7 +28,9 @@ __all__ = ["COMMANDS", "errors", "main", "output"]
 COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "run": (run, "fit a method on a task, score it, write the record"),
     "list": (show_names, "show the methods and tasks there are"),
-    "show": (show, "show the record of a run"),
+    "runs": (list_runs, "list the runs below a folder"),
+    "show": (show, "show the records of runs"),
+    "compare": (compare, "compare methods by their means over seeds"),
     "figures": (draw, "draw the figures of runs anew, or runs together"),
     "data": (show_data, "show, fetch or check data sets"),
     "record": (record, "keep runs as evidence"),
@@ -48,6 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
         if arguments[0] not in COMMANDS:
             raise UsageError(f"unknown command '{arguments[0]}': {nearest(arguments[0], list(COMMANDS))}")
         code = COMMANDS[arguments[0]][0](arguments[1:])
+        sys.stdout.flush()  # a reader that is gone shows here, not when the interpreter ends
     except BenchError as error:
         errors.print(f"bench: {error}", soft_wrap=True)
         return error.exit_code
@@ -55,5 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         errors.print("bench: stopped; the same command goes on from here")
         return 130
     except BrokenPipeError:
-        return 1
+        with suppress(OSError):  # what is still buffered goes nowhere, without a word; no file in a test
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     return code or 0

@@ -13,8 +13,17 @@ from bench.registry import nearest
 
 jsonargparse.set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
-errors = Console(stderr=True, highlight=False, markup=False)
-output = Console(highlight=False, markup=False)
+
+class _Console(Console):
+    """Leaves a reader that is gone to `bench.cli.main`, which knows the exit code."""
+
+    def on_broken_pipe(self) -> None:
+        """Raises the BrokenPipeError again that is being handled."""
+        raise
+
+
+errors = _Console(stderr=True, highlight=False, markup=False)
+output = _Console(highlight=False, markup=False)
 
 
 class Parser(jsonargparse.ArgumentParser):
