@@ -46,7 +46,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             print(f"usage: bench COMMAND ...\n\n{bench.__doc__}\n\ncommands (each with --help):")
-            print("\n".join(f"  {name:9} {text}" for name, (_, text) in COMMANDS.items()))
+            print("\n".join(f"  {name:9} {text}" for name, (_, text) in COMMANDS.items()), flush=True)
             return 0 if arguments else UsageError.exit_code
         if arguments[0] == "--version":
             print(f"posterior-bench {bench.__version__}")

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 def list_runs(arguments: list[str]) -> None:
     """Lists the runs below a folder, those of one task together."""
-    from bench.runs import below
-
     parser = Parser(
         "bench runs",
         description="List the runs below a folder: what became of each, its main metric, its seconds. On a "
@@ -35,13 +33,16 @@ def list_runs(arguments: list[str]) -> None:
     )
     add_format(parser)
     chosen = parser.parse_args(arguments)
+
+    from bench.runs import below
+
     found = [run for run in below(Path(chosen.DIR)) if chosen.status in (None, run.status)]
     if not found:
         errors.print(f"bench: no {chosen.status or ''} run below {chosen.DIR}".replace("  ", " "))
     if chosen.format != "table":
-        write([_listed(run) for run in found], chosen.format)
+        write([_listed(run) for run in found], chosen.format, aside=("directory",))
         return
-    for folder, group in groupby(found, _folder):
+    for (folder, _), group in groupby(found, lambda run: (_folder(run), run.named["task"])):
         runs = list(group)
         first = next((run.record for run in runs if run.record is not None), None)
         words = f": {in_words(first, first.task.main_metric)}" if first else ""
@@ -72,9 +73,6 @@ def _folder(run: Found) -> str:
 
 def compare(arguments: list[str]) -> None:
     """Prints means over seeds of every method, by task, preset and metric."""
-    from bench.means import lines
-    from bench.runs import gather
-
     parser = Parser(
         "bench compare",
         description="Means over seeds with Student's intervals (95 percent), by task, preset and method. "
@@ -89,6 +87,10 @@ def compare(arguments: list[str]) -> None:
     )
     add_format(parser)
     chosen = parser.parse_args(arguments)
+
+    from bench.means import lines
+    from bench.runs import gather
+
     runs, again = gather([Path(name) for name in chosen.RUN])
     say_twice(again)
     found, said = lines(runs)
@@ -113,7 +115,7 @@ def compare(arguments: list[str]) -> None:
                 output.print(drawn(rows, output.width, without=(*_IN_HEADING, *counts)))
                 output.print()
     if chosen.format != "table":
-        write(everything, chosen.format)
+        write(everything, chosen.format, aside=("task_version", "data_digest"))
 
 
 _IN_HEADING = ("task", "preset", "task_version", "data_digest", "metric", "unit", "better")
@@ -141,8 +143,8 @@ def _mean(line: Line, metric: str) -> Row:
         "task_version": first.task.version,
         "data_digest": first.task.data_digest,
         "metric": metric,
-        "unit": known.unit if known else None,
-        "better": direction(known) if known else None,
+        "unit": known.unit if known else "",
+        "better": direction(known) if known else "",
         "method": line.method,
         "mean": line.mean(metric),
         "seeds": len(values),

@@ -6,13 +6,9 @@ import difflib
 from types import ModuleType
 from typing import Literal
 
-from bench import data, places, tables
 from bench.commands.formats import Row, add_format, drawn, write
 from bench.commands.parser import Parser, output
 from bench.errors import DataError, UsageError
-
-KNOWN: dict[str, ModuleType] = {name: module for module in (data, tables) for name in module.SOURCES}
-"""Data set -> the file that finds, gets and checks it."""
 
 
 def show_data(arguments: list[str]) -> int:
@@ -27,8 +23,9 @@ def show_data(arguments: list[str]) -> int:
     )
     add_format(parser)
     chosen = parser.parse_args(arguments)
-    if chosen.NAME is not None and chosen.NAME not in KNOWN:
-        near = difflib.get_close_matches(chosen.NAME.lower(), KNOWN, cutoff=0.4) or list(KNOWN)
+    known = _known()
+    if chosen.NAME is not None and chosen.NAME not in known:
+        near = difflib.get_close_matches(chosen.NAME.lower(), known, cutoff=0.4) or list(known)
         raise UsageError(f"unknown data set {chosen.NAME!r}; the nearest names are {', '.join(near)}")
     if chosen.action == "list":
         rows = _listed(chosen.data_dir)
@@ -38,18 +35,27 @@ def show_data(arguments: list[str]) -> int:
         raise UsageError(f"--format {chosen.format}: bench data {chosen.action} prints no table")
     if chosen.action == "get":
         if chosen.NAME is None:
-            raise UsageError(f"bench data get needs a name: {', '.join(KNOWN)}")
-        output.print(str(KNOWN[chosen.NAME].get(chosen.NAME, chosen.data_dir)), soft_wrap=True)
+            raise UsageError(f"bench data get needs a name: {', '.join(known)}")
+        output.print(str(known[chosen.NAME].get(chosen.NAME, chosen.data_dir)), soft_wrap=True)
         return 0
     if chosen.NAME is not None:
-        output.print(KNOWN[chosen.NAME].check(chosen.NAME, chosen.data_dir), soft_wrap=True)
+        output.print(known[chosen.NAME].check(chosen.NAME, chosen.data_dir), soft_wrap=True)
         return 0
     return _check_all(chosen.data_dir)
 
 
+def _known() -> dict[str, ModuleType]:
+    """Data set -> the file that finds, gets and checks it."""
+    from bench import data, tables  # here, since both need torch
+
+    return {name: module for module in (data, tables) for name in module.SOURCES}
+
+
 def _listed(data_dir: str | None) -> list[Row]:
+    from bench import tables
+
     rows: list[Row] = []
-    for name, module in KNOWN.items():
+    for name, module in _known().items():
         try:
             found = str(module.find(name, data_dir) or "not here")
         except DataError as error:
@@ -70,8 +76,10 @@ def _listed(data_dir: str | None) -> list[Row]:
 
 def _check_all(data_dir: str | None) -> int:
     """Looks at every data set: a line for each; the exit code of a DataError if one is damaged."""
+    from bench import places
+
     code = 0
-    for name, module in KNOWN.items():
+    for name, module in _known().items():
         try:
             line = f"whole: {module.check(name, data_dir)}"
         except places.NotFound:

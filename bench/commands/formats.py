@@ -14,16 +14,18 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard, Union
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
 from bench.commands.parser import Parser
-from bench.intervals import Interval
 
-Cell = str | int | float | Interval | Sequence[Any] | Mapping[str, Any] | None
+if TYPE_CHECKING:
+    from bench.intervals import Interval
+
+Cell = Union[str, int, float, "Interval", Sequence[Any], Mapping[str, Any], None]
 Row = Mapping[str, Cell]
 Format = Literal["table", "csv", "json", "latex", "markdown"]
 
@@ -86,13 +88,13 @@ def plain(text: str) -> str:
 
 def shown(cell: Cell) -> str:
     """A cell as eyes read it; empty where there is nothing."""
+    if _is_interval(cell):
+        return interval(cell)
     match cell:
         case None:
             return ""
         case bool():
             return "yes" if cell else "no"
-        case Interval():
-            return interval(cell)
         case int() | float():
             return number(cell)
         case str():
@@ -102,17 +104,25 @@ def shown(cell: Cell) -> str:
     return plain(", ".join(map(str, cell)))
 
 
+def _is_interval(cell: object) -> TypeGuard[Interval]:
+    return hasattr(cell, "basis")  # its class lies beside numerics that take a second to import
+
+
 def _is_number(cell: Cell) -> bool:
-    return isinstance(cell, int | float | Interval) and not isinstance(cell, bool)
+    return (isinstance(cell, int | float) and not isinstance(cell, bool)) or _is_interval(cell)
 
 
 @dataclass(frozen=True)
 class _Column:
-    """A column as eyes read it: what stands above it, every cell, whether all that it holds are numbers."""
+    """A column as eyes read it: what stands above it, and every cell.
+
+    `is_number` says that all it holds are numbers; `is_empty` that all it holds are empty texts.
+    """
 
     heading: str
     cells: list[str]
     is_number: bool
+    is_empty: bool
 
 
 def _columns(rows: Sequence[Row]) -> dict[str, _Column]:
@@ -120,9 +130,10 @@ def _columns(rows: Sequence[Row]) -> dict[str, _Column]:
     columns = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         cells = [row.get(name) for row in rows]
-        heading = f"{name} (95% interval)" if any(isinstance(cell, Interval) for cell in cells) else name
+        heading = f"{name} (95% interval)" if any(map(_is_interval, cells)) else name
         is_number = all(_is_number(cell) for cell in cells if cell is not None)
-        columns[name] = _Column(heading, [shown(cell) for cell in cells], is_number)
+        is_empty = all(cell == "" for cell in cells)
+        columns[name] = _Column(heading, [shown(cell) for cell in cells], is_number, is_empty)
     return columns
 
 
@@ -130,15 +141,16 @@ def _columns(rows: Sequence[Row]) -> dict[str, _Column]:
 
 
 _GAP = 2
+"""Blanks between columns."""
 _NARROW = 16
-"""Width to which a column of text may shrink before others do."""
+"""Width that a column of text keeps while there is a number to split or a longer word to fold."""
 
 
 def drawn(rows: Sequence[Row], width: int, title: str = "", without: Sequence[str] = ()) -> Table:
     """A table for a terminal: what is too long is folded, nothing is cut, a number is split last.
 
     Args:
-        rows: Columns that are empty in all of them are left out.
+        rows: A column that holds empty texts alone is left out; "-" stands where there is nothing (None).
         width: Of the terminal.
         title: Above the table.
         without: Columns to leave out.
@@ -149,9 +161,9 @@ def drawn(rows: Sequence[Row], width: int, title: str = "", without: Sequence[st
         box=box.SIMPLE_HEAD,
         show_edge=False,
         pad_edge=False,
-        padding=(0, _GAP, 0, 0),
+        padding=(0, _GAP - 1, 0, 0),
     )
-    columns = [c for name, c in _columns(rows).items() if name not in without and any(c.cells)]
+    columns = [c for name, c in _columns(rows).items() if name not in without and not c.is_empty]
     for column, size in zip(columns, _widths(columns, width), strict=True):
         justify: Literal["left", "right"] = "right" if column.is_number else "left"
         table.add_column(Text(column.heading), justify=justify, width=size, overflow="fold")
@@ -161,23 +173,49 @@ def drawn(rows: Sequence[Row], width: int, title: str = "", without: Sequence[st
 
 
 def _widths(columns: Sequence[_Column], width: int) -> list[int]:
-    """Widths of columns that fit beside each other: the widest give way, to words first."""
-    texts = [[column.heading, *column.cells] for column in columns]
-    widths = [max(map(len, of_column)) for of_column in texts]
-    words = [max(len(word) for text in of_column for word in text.split()) for of_column in texts]
-    least = [w if c.is_number else min(w, _NARROW) for w, c in zip(words, columns, strict=True)]
-    while sum(widths) + (_GAP + 1) * len(widths) > width and max(widths, default=1) > 1:
-        yielding = [i for i, w in enumerate(widths) if w > least[i]] or range(len(widths))
-        widths[max(yielding, key=lambda i: widths[i])] -= 1
+    """Widths of columns that fit beside each other: prose gives way first, then names, then intervals."""
+    full, word = [], []
+    for column in columns:
+        texts = [column.heading, *column.cells]
+        full.append(max(map(len, texts)))
+        word.append(max(len(part) for text in texts for part in text.split()))
+    narrow = [min(size, _NARROW) for size in full]
+    limits = [
+        [f if c.is_number else max(w, n) for c, f, w, n in zip(columns, full, word, narrow, strict=True)],
+        [f if c.is_number else n for c, f, n in zip(columns, full, narrow, strict=True)],
+        [w if c.is_number else n for c, w, n in zip(columns, word, narrow, strict=True)],
+        [1 for _ in columns],
+    ]
+    widths = list(full)
+    for least in limits:
+        while sum(widths) + _GAP * len(widths) > width:
+            yielding = [i for i in range(len(widths)) if widths[i] > least[i]]
+            if not yielding:
+                break
+            widths[max(yielding, key=lambda i: widths[i])] -= 1
     return widths
 
 
 # -------------------------------------------------------------------------------- to take away, to compute
 
 
-def write(rows: Sequence[Row], form: Format) -> None:
-    """Writes rows to standard output in a form other than `table`."""
-    {"csv": _csv, "json": _json, "latex": _latex, "markdown": _markdown}[form](rows)
+def write(rows: Sequence[Row], form: Format, aside: Sequence[str] = ()) -> None:
+    """Writes rows to standard output in a form other than `table`.
+
+    Args:
+        rows: All with the same columns, or some without some of them.
+        form: csv and json have every column; latex and markdown leave out those of empty texts.
+        aside: Columns that latex and markdown leave out too: for programs, not for eyes.
+    """
+    match form:
+        case "json":
+            print(json.dumps([_in_full(row) for row in rows], indent=2))
+        case "csv":
+            _csv([_in_full(row) for row in rows])
+        case "latex":
+            _latex([c for name, c in _columns(rows).items() if name not in aside and not c.is_empty])
+        case "markdown":
+            _markdown([c for name, c in _columns(rows).items() if name not in aside and not c.is_empty])
 
 
 def _in_full(row: Row) -> dict[str, Any]:
@@ -186,7 +224,7 @@ def _in_full(row: Row) -> dict[str, Any]:
     for name, cell in row.items():
         limits = (
             {name: cell.centre, f"{name}_low": cell.low, f"{name}_high": cell.high}
-            if isinstance(cell, Interval)
+            if _is_interval(cell)
             else {name: cell}
         )
         for column, value in limits.items():
@@ -194,36 +232,30 @@ def _in_full(row: Row) -> dict[str, Any]:
     return full
 
 
-def _json(rows: Sequence[Row]) -> None:
-    print(json.dumps([_in_full(row) for row in rows], indent=2))
-
-
-def _csv(rows: Sequence[Row]) -> None:
-    full = [_in_full(row) for row in rows]
-    columns = list(dict.fromkeys(name for row in full for name in row))
+def _csv(rows: Sequence[dict[str, Any]]) -> None:
+    columns = list(dict.fromkeys(name for row in rows for name in row))
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerows([columns] if columns else [])
-    for row in full:
+    for row in rows:
         cells = (row.get(name) for name in columns)
         writer.writerow([repr(c) if isinstance(c, float) else shown(c) for c in cells])
 
 
-def _latex(rows: Sequence[Row]) -> None:
-    columns = _columns(rows)
-    print(f"\\begin{{tabular}}{{{''.join('r' if column.is_number else 'l' for column in columns.values())}}}")
+def _latex(columns: Sequence[_Column]) -> None:
+    print(f"\\begin{{tabular}}{{{''.join('r' if column.is_number else 'l' for column in columns)}}}")
     print(r"\toprule")
-    print(" & ".join(_escaped_for_latex(column.heading) for column in columns.values()) + r" \\")
+    print(" & ".join(_escaped_for_latex(column.heading) for column in columns) + r" \\")
     print(r"\midrule")
-    for row in rows:
-        print(" & ".join(_cell_of_latex(row.get(name)) for name in columns) + r" \\")
+    for line in zip(*map(_cells_of_latex, columns), strict=True):
+        print(" & ".join(line) + r" \\")
     print(r"\bottomrule")
     print(r"\end{tabular}")
 
 
-def _cell_of_latex(cell: Cell) -> str:
-    if not _is_number(cell):
-        return _escaped_for_latex(shown(cell))
-    return re.sub(r"(-?\d[\d.]*)(?:e([+-]\d+))?", _number_of_latex, shown(cell))
+def _cells_of_latex(column: _Column) -> list[str]:
+    if not column.is_number:
+        return [_escaped_for_latex(cell) for cell in column.cells]
+    return [re.sub(r"(-?\d[\d.]*)(?:e([+-]\d+))?", _number_of_latex, cell) for cell in column.cells]
 
 
 def _number_of_latex(found: re.Match[str]) -> str:
@@ -235,12 +267,11 @@ def _escaped_for_latex(text: str) -> str:
     return "".join(_LATEX.get(character, character) for character in text)
 
 
-def _markdown(rows: Sequence[Row]) -> None:
-    columns = _columns(rows).values()
+def _markdown(columns: Sequence[_Column]) -> None:
     heading = [_escaped_for_markdown(column.heading) for column in columns]
     rule = ["---:" if column.is_number else "---" for column in columns]
     cells = [map(_escaped_for_markdown, column.cells) for column in columns]
-    for line in [heading, rule, *zip(*cells, strict=True)] if rows else []:
+    for line in [heading, rule, *zip(*cells, strict=True)]:
         print(f"| {' | '.join(line)} |")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from typing import Any, NoReturn
 
 import jsonargparse
@@ -31,6 +32,11 @@ class Parser(jsonargparse.ArgumentParser):
 
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog=prog, allow_abbrev=False, **options)
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Ends --help and its like, after what they print is out."""
+        sys.stdout.flush()
+        super().exit(status, message)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raises a UsageError in place of printing the usage and ending the process."""

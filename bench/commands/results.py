@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from bench.commands.formats import Row, add_format, drawn, number, plain, write
+from bench.commands.formats import Cell, add_format, drawn, number, plain, write
 from bench.commands.parser import Parser, errors, output
 from bench.errors import BenchError, UsageError
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from bench.contract import FinishedRun
     from bench.records import Record
     from bench.spec import Metric
+
+
+_GONE = "no metric of the task as it is now"
 
 
 def metrics_of(record: Record) -> tuple[Mapping[str, Metric], str]:
@@ -32,7 +35,7 @@ def in_words(record: Record, metric: str) -> str:
     """A metric of a record with its unit and direction."""
     known, unknown = metrics_of(record)
     if metric not in known:
-        return f"{metric} ({unknown or 'no metric of the task as it is now'})"
+        return f"{metric} ({unknown or _GONE})"
     return f"{metric} ({known[metric].unit}, {direction(known[metric])} is better)"
 
 
@@ -64,8 +67,10 @@ def print_record(directory: Path, console: Console) -> None:
     record = read_record(directory)
     title = f"{record.method.identity} on {record.task.identity}, {record.preset}, seed {record.seed}"
     console.print(plain(f"{title}: {record.status}"), soft_wrap=True)
-    without = ("directory", "task", "method", "preset", "seed", "status")
-    console.print(drawn(_metric_rows(directory, record, marked=True), console.width, without=without))
+    rows = _metric_rows(directory, record)
+    marked = [row | {"metric": f"{row['metric']} (main)"} if row["main"] else row for row in rows]
+    without = ("directory", "task", "method", "preset", "seed", "status", "main")
+    console.print(drawn(marked, console.width, without=without))
     if unknown := metrics_of(record)[1]:
         console.print(plain(f"units and directions are not known here: {unknown}"), soft_wrap=True)
     steps = sum(fit.steps for fit in record.fits)
@@ -84,25 +89,25 @@ def print_record(directory: Path, console: Console) -> None:
         console.print(f"figure: {path}", soft_wrap=True)
 
 
-def _metric_rows(directory: Path, record: Record, marked: bool = False) -> list[Row]:
-    """A row for every metric of a record; `marked` has the main one say so in its name."""
-    known, _ = metrics_of(record)
-    rows: list[Row] = []
+def _metric_rows(directory: Path, record: Record) -> list[dict[str, Cell]]:
+    """A row for every metric of a record."""
+    known, unknown = metrics_of(record)
+    rows: list[dict[str, Cell]] = []
     for name, value in record.metrics.items():
         metric = known.get(name)
-        is_main = name == record.task.main_metric
-        row: Row = {
+        row: dict[str, Cell] = {
             "directory": str(directory),
             "task": record.task.identity,
             "method": record.method.identity,
             "preset": record.preset,
             "seed": record.seed,
             "status": record.status,
-            "metric": f"{name} (main)" if marked and is_main else name,
+            "metric": name,
+            "main": name == record.task.main_metric,
             "value": value,
-            "unit": metric.unit if metric else None,
-            "better": direction(metric) if metric else None,
-            "note": record.undefined.get(name, metric.description if metric else ""),
+            "unit": metric.unit if metric else "",
+            "better": direction(metric) if metric else "",
+            "note": record.undefined.get(name, metric.description if metric else "" if unknown else _GONE),
         }
         rows.append(row)
     return rows
@@ -110,15 +115,17 @@ def _metric_rows(directory: Path, record: Record, marked: bool = False) -> list[
 
 def show(arguments: list[str]) -> None:
     """Prints the records of runs below each other."""
-    from bench.records import read_record
-
     parser = Parser("bench show", description="Show the records of runs.")
     parser.add_argument("RUN", nargs="+", type=str, help="directory of a run")
     add_format(parser)
     chosen = parser.parse_args(arguments)
+
+    from bench.records import read_record
+
     records = {directory: read_record(directory) for directory in _runs(chosen.RUN)}
     if chosen.format != "table":
-        write([row for item in records.items() for row in _metric_rows(*item)], chosen.format)
+        rows = [row for item in records.items() for row in _metric_rows(*item)]
+        write(rows, chosen.format, aside=("directory", "main"))
         return
     for position, directory in enumerate(records):
         if position:
