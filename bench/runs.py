@@ -129,7 +129,7 @@ def table(runs: str | Path | Run | Iterable[str | Path | Run]) -> pandas.DataFra
     try:
         import pandas
     except ImportError:
-        raise UsageError("bench.table needs pandas: pip install pandas") from None
+        raise UsageError("bench.table needs pandas: pip install 'posterior-bench[pandas]'") from None
     several: Iterable[Any] = runs if isinstance(runs, Iterable) and not isinstance(runs, str) else [runs]
     folders = [Path(getattr(run, "directory", run)) for run in several]
     found = gather(folders)[0]
