@@ -6,13 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bench.runner import load, run
+    from bench.runs import table
 
 __version__ = "0.1.0"
-__all__ = ["load", "run"]
+__all__ = ["load", "run", "table"]
 
 
 def __getattr__(name: str) -> Any:
     # Torch and Lightning take seconds to import: only when a run or its method is asked for.
+    if name == "table":
+        from bench.runs import table
+
+        return table
     if name in __all__:
         from bench import runner
 

@@ -1,8 +1,8 @@
 """The command line: `bench COMMAND ...`.
 
 Exit codes: 0 done, 1 the run failed, 2 usage, 3 data, 4 the run diverged, 5 the output cannot be written;
-130, 143 and 129 stopped by Ctrl-C, SIGTERM and SIGHUP. Standard output carries results only; of `bench run`
-its last line is the directory.
+130, 143 and 129 stopped by Ctrl-C, SIGTERM and SIGHUP; 141 nobody reads the output any more (`bench list |
+head -1`). Standard output carries results only; of `bench run` its last line is the directory.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TextIO
 
 import bench
+from bench.commands.comparing import compare, list_runs
 from bench.commands.completion import show_script, typed
 from bench.commands.datasets import show_data
 from bench.commands.listing import show_names
@@ -32,7 +33,9 @@ __all__ = ["COMMANDS", "errors", "main", "output"]
 COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "run": (run, "fit a method on a task, score it, write the record"),
     "list": (show_names, "show the methods and tasks there are"),
-    "show": (show, "show the record of a run"),
+    "runs": (list_runs, "list the runs below a folder"),
+    "show": (show, "show the records of runs"),
+    "compare": (compare, "compare methods by their means over seeds"),
     "figures": (draw, "draw the figures of runs anew, or runs together"),
     "data": (show_data, "show, fetch or check data sets"),
     "record": (record, "keep runs as evidence"),
@@ -59,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         return error.exit_code
     except BrokenPipeError:
         _discard(sys.stdout)
-        return 1
+        return 141
     except OSError as error:  # a file that cannot be read or written is told where it is named
         _tell(f"cannot write {error.filename or 'the output'}: {error.strerror or error}")
         _discard(sys.stdout)

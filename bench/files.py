@@ -94,3 +94,18 @@ def locked(folder: Path) -> Iterator[None]:
         with suppress(OSError):  # Windows removes no open file; there the lock's own release does
             (folder / LOCK).unlink()
         lock.release()
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether a process has the folder to itself at this moment."""
+    if not (folder / LOCK).exists():
+        return False
+    lock = filelock.FileLock(folder / LOCK, timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        return True
+    except OSError:  # another user's folder: whether its lock is held cannot be asked
+        return False
+    lock.release()
+    return False

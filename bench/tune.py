@@ -264,8 +264,8 @@ def _search(plan: Plan, budget: int) -> _Search:
 
 def _run_all(cells: list[Plan], watch: Watch) -> list[Outcome]:
     outcomes = []
-    for number, cell in enumerate(cells, 1):
-        with watch(f"{cell.method} {cell.task}, configuration {number} of {len(cells)}") as observer:
+    for number, cell in enumerate(cells):
+        with watch(f"{cell.method} {cell.task}, configuration {number} of 0 to {len(cells) - 1}") as observer:
             outcome = run_cell(cell, (observer,))
         # A method may refuse a problem under some settings; any other refusal concerns every configuration.
         if outcome.refusal and not (outcome.began and isinstance(outcome.refusal, UsageError)):

@@ -62,7 +62,7 @@ FLOORS = {
     },
     "names and records": {"bench.registry", "bench.index", "bench.records"},
     "one run": {"bench.plan", "bench.claim", "bench.job", "bench.runner", "bench.wandb_log"},
-    "many runs": {"bench.sweep", "bench.tune", "bench.leaderboard.*"},
+    "many runs": {"bench.runs", "bench.means", "bench.sweep", "bench.tune", "bench.leaderboard.*"},
     "command line": {"bench.progress", "bench.commands.*", "bench.cli", "bench.__main__"},
 }
 
@@ -72,6 +72,7 @@ DOORS = ("bench.methods.", "bench.tasks.")
 EXCEPTIONS = {
     # (who, whom): why
     ("bench", "bench.runner"): "bench.run and bench.load, imported only when asked for",
+    ("bench", "bench.runs"): "bench.table, imported only when asked for",
 }
 
 
@@ -118,7 +119,7 @@ def imports(path, name):
 
 
 DYNAMIC = ("import_module", "__import__")
-LAZY = {"bench.run": "bench.runner", "bench.load": "bench.runner"}
+LAZY = {"bench.run": "bench.runner", "bench.load": "bench.runner", "bench.table": "bench.runs"}
 """What `bench` imports when asked for a name."""
 
 

@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 import shlex
+import shutil
 import textwrap
 from dataclasses import fields
 from pathlib import Path
@@ -16,7 +17,8 @@ import toys
 import yaml
 
 import bench
-from bench import cli, data, places, records, registry
+from bench import cli, data, places, records, registry, tables
+from bench.commands.formats import number
 from bench.engine import TrainerOptions
 from bench.errors import DataError
 
@@ -56,8 +58,8 @@ def words(text):
 
 
 BAD = [
-    (2, ["nonsense"], "unknown command 'nonsense': choose from run, list, show"),
-    (2, ["rnu"], "unknown command 'rnu': did you mean run?"),
+    (2, ["nonsense"], "unknown command 'nonsense': choose from run, list, runs, show"),
+    (2, ["rnu"], "unknown command 'rnu': did you mean run"),
     (2, ["--versio"], "unknown command '--versio'"),
     (2, ["run"], "bench run needs METHOD and TASK"),
     (2, ["run", "mfvi"], "bench run needs METHOD and TASK"),
@@ -380,7 +382,7 @@ def test_run_prints_the_directory_alone_and_the_result_on_standard_error(call, t
     assert out == "runs/split_digits+epochs=1,test_samples=4/mfvi/smoke-seed0\n"
     record = records.read_record(tmp_path / out.strip())
     for name, value in record.metrics.items():
-        assert re.search(rf"{name}\b.*{value:.4f}", err)
+        assert re.search(rf"{name}\b.*{re.escape(number(value))}", err)
     assert "figures/accuracy_matrix.svg" in err
     assert len(re.findall(r"average_accuracy .*\(validation\)", err)) == 5
 
@@ -389,7 +391,7 @@ def test_show_prints_the_record(call, done):
     code, out, err = call("show", done.directory)
     assert (code, err) == (0, "")
     for name, value in done.record.metrics.items():
-        assert re.search(rf"{name}\b.*{value:.4f}", out)
+        assert re.search(rf"{name}\b.*{re.escape(number(value))}", out)
     assert "14 training steps" in out
     assert f"settings {done.record.method.tuning}" in out
 
@@ -451,7 +453,11 @@ def test_tasks_without_a_comparison_have_their_metrics_compared(call):
     assert (code, err) == (0, "")
     assert re.search(r"^iris_depth +accuracy +fraction +map, .* \(.* to .*, 95%, n = 3\)$", out, re.MULTILINE)
     assert not Path("f").exists()
-    code, _, err = call("figures", *runs, runs[0], "--to", "f")
+    Path("again").symlink_to(Path(runs[0]).resolve())
+    code, again, err = call("figures", *runs, "again", "--to", "f")
+    assert (code, again, err) == (0, out, "bench: again is given twice: it counts once\n")
+    shutil.copytree(runs[0], "copy")
+    code, _, err = call("figures", *runs, "copy", "--to", "f")
     assert (code, len(err.splitlines())) == (2, 1)
     assert "seed 0 is given twice" in err
 
@@ -475,7 +481,7 @@ def test_list_shows_every_name_in_two_short_lines(call, monkeypatch, width):
 
 def test_list_shows_the_ranked_tasks_alone(call):
     ranked = [
-        task["name"] for task in json.loads(call("list", "tasks", "--json")[1])["tasks"] if task["ranked"]
+        task["name"] for task in json.loads(call("list", "tasks", "--format", "json")[1]) if task["ranked"]
     ]
     assert "split_mnist" in ranked
     assert "split_mnist_multi_head" not in ranked
@@ -485,13 +491,13 @@ def test_list_shows_the_ranked_tasks_alone(call):
 
 
 def test_list_as_json_holds_what_is_declared(call):
-    found = json.loads(call("list", "--json")[1])
-    assert [m["name"] for m in found["methods"]] == list(registry.methods())
-    assert [t["name"] for t in found["tasks"]] == list(registry.tasks())
-    methods, tasks = ({entry["name"]: entry for entry in found[kind]} for kind in ("methods", "tasks"))
+    found = json.loads(call("list", "--format", "json")[1])
+    assert [entry["name"] for entry in found] == [*registry.methods(), *registry.tasks()]
+    methods, tasks = ({e["name"]: e for e in found if e["kind"] == kind} for kind in ("method", "task"))
     assert set(methods["mfvi"]["capabilities"]) == registry.method("mfvi").provides
     assert methods["deep_ensemble"]["fixed"] == {"members": 3}
     assert tasks["split_mnist"] == {
+        "kind": "task",
         "name": "split_mnist",
         "question": "Does sequential inference keep what earlier steps taught?",
         "fixed": {"dataset": "mnist"},
@@ -499,7 +505,9 @@ def test_list_as_json_holds_what_is_declared(call):
         "needs": ["sequential"],
         "ranked": True,
     }
-    assert json.loads(call("list", "methods", "--json")[1]).keys() == {"methods"}
+    assert {entry["kind"] for entry in json.loads(call("list", "methods", "--format", "json")[1])} == {
+        "method"
+    }
 
 
 def test_help_and_lists_need_no_document(call):
@@ -522,6 +530,37 @@ def test_data_lists_gets_and_checks(call, monkeypatch, tmp_path):
     code, out, err = call("data", "check", "digits")
     assert (code, err) == (0, "")
     assert data.SOURCES["digits"].digest in out
+
+
+def test_check_of_all_data_says_of_each_how_it_stands(call, monkeypatch, tmp_path):
+    """Missing data are no failure, damaged ones are; a damaged set hides no other."""
+    monkeypatch.delenv("BENCH_DATA", raising=False)
+    for root in ("SYSTEM_ROOT", "CACHE_ROOT"):
+        monkeypatch.setattr(places, root, tmp_path / root)
+    code, out, err = call("data", "check")
+    assert (code, err) == (0, "")
+    names = [*data.SOURCES, *tables.SOURCES]
+    stands = dict(re.match(r"(.*?): (\w+)", line).groups()[::-1] for line in out.splitlines())
+    assert list(stands) == names
+    whole = {"digits", "diabetes"}
+    assert stands == {name: "whole" if name in whole else "not here" for name in names}
+    for name in data.IDX_FILES.values():
+        (tmp_path / name).write_bytes(b"\x00\x00\x08")
+    (tmp_path / "yacht_hydrodynamics.data").write_text("1 2 3\n")
+    code, out, err = call("data", "check", "--data-dir", tmp_path)
+    assert (code, err) == (DataError.exit_code, "") == (3, "")
+    stands = dict(re.match(r"(.*?): (\w+)", line).groups()[::-1] for line in out.splitlines())
+    assert {name for name, stand in stands.items() if stand == "damaged"} == {
+        "mnist",
+        "fashion_mnist",
+        "yacht",
+    }
+    assert {name for name, stand in stands.items() if stand == "whole"} == whole
+    code, out, err = call("data", "list", "--data-dir", tmp_path, "--format", "json")
+    assert (code, err) == (0, "")
+    found = {row["name"]: row["found in"] for row in json.loads(out)}
+    assert found["yacht"].startswith("damaged: ")
+    assert found["boston"] == "not here"
 
 
 @pytest.mark.slow

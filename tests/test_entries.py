@@ -292,10 +292,13 @@ def test_run_from_a_repository_is_kept_once_its_method_is_committed(tmp_path, mo
 
 def test_one_refused_run_does_not_undo_the_others(good, run, tmp_path, capsys):
     change(run, preset="smoke")
-    assert cli.main(["record", "add", str(good), str(run), "--to", str(tmp_path / "records")]) == 2
+    given = [str(good), f"{good}/.", str(run)]
+    assert cli.main(["record", "add", *given, "--to", str(tmp_path / "records")]) == 2
     out, err = capsys.readouterr()
     assert out.strip() == str(next(entries.committed(tmp_path / "records"))[0])
-    assert len(err.splitlines()) == 1
+    twice, refused = err.splitlines()
+    assert twice == f"bench: {good} is given twice: it counts once"
+    assert "smoke" in refused
 
 
 # ---- the records of the project

@@ -12,6 +12,7 @@ from tunables import BEGUN
 
 import bench
 from bench import cli, records, registry, runner, sweep
+from bench.commands.formats import number
 from bench.engine import TrainerOptions
 from bench.errors import DataError, OutputError, UsageError
 from bench.plan import Plan
@@ -46,7 +47,7 @@ def call(capsys, monkeypatch, tmp_path):
 
 def rows(table, status):
     """Rows of a printed table that have this status."""
-    return len(re.findall(rf"│ {status} +│", table))
+    return len(re.findall(rf" {status}  +", table))
 
 
 # ---- grids
@@ -192,7 +193,7 @@ def test_sweep_runs_each_cell_as_bench_run_would(call, tmp_path):
     for line, settings in zip(out.splitlines(), BEGUN, strict=True):
         record = records.read_record(tmp_path / line)
         assert record.method.settings["learning_rate"] == settings.learning_rate
-        assert f"{record.metrics['closeness']:.4f}" in err
+        assert number(record.metrics["closeness"]) in err
     alone = bench.run(METHOD, TASK, seed=1, method_settings={"learning_rate": 0.01}, out=tmp_path / "alone")
     assert record.provenance.arrays_digest == alone.record.provenance.arrays_digest
 

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tunables import BEGUN
 
 import bench
 from bench import cli, files, records, registry, tune
+from bench.commands import formats
 from bench.errors import DataError, UsageError
 from bench.plan import Plan
 from bench.settings import build
@@ -282,7 +284,7 @@ def test_the_same_search_trains_nothing_and_finds_the_same():
 
 def test_stopped_search_goes_on(monkeypatch):
     def stop(title):
-        if "configuration 3 of 5" in title:
+        if "configuration 2 of 0 to 4" in title:
             raise KeyboardInterrupt
         return tune.nullcontext(lambda *_: None)
 
@@ -363,12 +365,26 @@ def test_command_prints_a_table_and_the_path(call, tmp_path):
     assert out == "results/tunables.Distance/tunables.Obedient.json\n"
     result = tune.read(tmp_path / out.strip())
     assert f"{METHOD} on {TASK}: closeness on validation data, lower is better" in err
-    assert f"│ {result.chosen_number} (chosen) │" in err
+    assert re.findall(r"^(\d+)(?: \(chosen\))? +learning_rate=", err, re.MULTILINE) == ["0", "1", "2", "3"]
+    assert re.findall(r"^(\d+) \(chosen\)", err, re.MULTILINE) == [str(result.chosen_number)]
     for c in result.configurations:
         assert f"learning_rate={c.settings['learning_rate']}, size={c.settings['size']}" in err
-        assert f"{c.value:.4f}" in err
+        assert formats.number(c.value) in err
     assert sorted(p.name for p in tmp_path.iterdir()) == ["results", "runs"]
     assert [p.name for p in (tmp_path / "runs").iterdir()] == ["tuning"]
+
+
+def test_configurations_have_one_number_everywhere():
+    """In the progress as in the result, where 0 is the untuned one."""
+    titles = []
+
+    def watch(title):
+        titles.append(title)
+        return tune.nullcontext(lambda *_: None)
+
+    result = search(3, watch=watch)
+    numbers = [int(re.search(r"configuration (\d+) of 0 to 2$", title)[1]) for title in titles]
+    assert numbers == [c.number for c in result.configurations] == [0, 1, 2]
 
 
 def test_result_holds_all_that_was_tried_and_where():

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import difflib
+from types import ModuleType
 from typing import Literal
 
-from rich.table import Table
-
+from bench.commands.formats import Row, add_format, drawn, write
 from bench.commands.parser import Parser, output
-from bench.errors import UsageError
+from bench.errors import DataError, UsageError
 
 
-def show_data(arguments: list[str]) -> None:
-    """Shows, fetches or checks data sets."""
+def show_data(arguments: list[str]) -> int:
+    """Shows, fetches or checks data sets; the exit code of a DataError if a check of all finds damage."""
     parser = Parser("bench data", description="Show, fetch or check data sets.")
     parser.add_argument("action", type=Literal["list", "get", "check"], help="what to do")
     parser.add_argument(
@@ -21,35 +21,70 @@ def show_data(arguments: list[str]) -> None:
     parser.add_argument(
         "--data-dir", type=str | None, default=None, help="folder of data files; also $BENCH_DATA"
     )
+    add_format(parser)
     chosen = parser.parse_args(arguments)
-
-    from bench import data, tables  # here, since both need torch
-
-    if chosen.action == "list":
-        table = Table(title="Data sets", title_justify="left")
-        for column in ("name", "title", "examples", "licence", "found in"):
-            table.add_column(column, overflow="fold")
-        for name, images in data.SOURCES.items():
-            size = f"{images.train} + {images.test}"
-            found = data.find(name, chosen.data_dir)
-            table.add_row(name, images.title, size, images.licence, str(found or "not here"))
-        for name, source in tables.SOURCES.items():
-            size = f"{source.rows} x {source.columns}"
-            found = tables.find(name, chosen.data_dir)
-            table.add_row(name, source.title, size, source.licence, str(found or "not here"))
-        output.print(table)
-        return
-    known = {name: data for name in data.SOURCES} | {name: tables for name in tables.SOURCES}
-    if chosen.action == "get" and chosen.NAME is None:
-        raise UsageError(f"bench data get needs a name: {', '.join(known)}")
+    known = _known()
     if chosen.NAME is not None and chosen.NAME not in known:
         near = difflib.get_close_matches(chosen.NAME.lower(), known, cutoff=0.4) or list(known)
         raise UsageError(f"unknown data set {chosen.NAME!r}; the nearest names are {', '.join(near)}")
+    if chosen.action == "list":
+        rows = _listed(chosen.data_dir)
+        output.print(drawn(rows, output.width)) if chosen.format == "table" else write(rows, chosen.format)
+        return 0
+    if chosen.format != "table":
+        raise UsageError(f"--format {chosen.format}: bench data {chosen.action} prints no table")
     if chosen.action == "get":
+        if chosen.NAME is None:
+            raise UsageError(f"bench data get needs a name: {', '.join(known)}")
         output.print(str(known[chosen.NAME].get(chosen.NAME, chosen.data_dir)), soft_wrap=True)
-        return
-    for name, module in known.items():
-        if chosen.NAME is None and module is tables and tables.find(name, chosen.data_dir) is None:
-            output.print(f"{name}: not here")  # few users have or need them all
-        elif chosen.NAME in (None, name):
-            output.print(module.check(name, chosen.data_dir), soft_wrap=True)
+        return 0
+    if chosen.NAME is not None:
+        output.print(known[chosen.NAME].check(chosen.NAME, chosen.data_dir), soft_wrap=True)
+        return 0
+    return _check_all(chosen.data_dir)
+
+
+def _known() -> dict[str, ModuleType]:
+    """Data set -> the file that finds, gets and checks it."""
+    from bench import data, tables  # here, since both need torch
+
+    return {name: module for module in (data, tables) for name in module.SOURCES}
+
+
+def _listed(data_dir: str | None) -> list[Row]:
+    from bench import tables
+
+    rows: list[Row] = []
+    for name, module in _known().items():
+        try:
+            found = str(module.find(name, data_dir) or "not here")
+        except DataError as error:
+            found = f"damaged: {error}"
+        source = module.SOURCES[name]
+        size = f"{source.rows} x {source.columns}" if module is tables else f"{source.train} + {source.test}"
+        rows.append(
+            {
+                "name": name,
+                "title": source.title,
+                "examples": size,
+                "licence": source.licence,
+                "found in": found,
+            }
+        )
+    return rows
+
+
+def _check_all(data_dir: str | None) -> int:
+    """Looks at every data set: a line for each; the exit code of a DataError if one is damaged."""
+    from bench import places
+
+    code = 0
+    for name, module in _known().items():
+        try:
+            line = f"whole: {module.check(name, data_dir)}"
+        except places.NotFound:
+            line = f"not here: {name}"  # few users have or need them all
+        except DataError as error:
+            line, code = f"damaged: {name}: {error}", DataError.exit_code
+        output.print(line, soft_wrap=True)
+    return code

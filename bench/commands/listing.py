@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from typing import Any, Literal
 
+from bench.commands.formats import add_format, write
 from bench.commands.parser import Parser, output
 from bench.errors import UsageError
 from bench.index import index
@@ -15,15 +15,13 @@ Entry = dict[str, Any]
 
 
 def show_names(arguments: list[str]) -> None:
-    """Prints methods by what they provide and tasks by their question, or both as JSON."""
+    """Prints methods by what they provide and tasks by their question, or both as a table for programs."""
     parser = Parser("bench list", description="Show the methods and tasks there are.")
     parser.add_argument(
         "kind", nargs="?", type=Literal["methods", "tasks"], default=None, help="one kind alone"
     )
     parser.add_argument("--ranked", action="store_true", help="only tasks by which methods are ranked")
-    parser.add_argument(
-        "--json", action="store_true", help="for programs: a list per kind, an object per name"
-    )
+    add_format(parser)
     chosen = parser.parse_args(arguments)
     if chosen.ranked and chosen.kind == "methods":
         raise UsageError("--ranked: tasks are ranked by, methods are not; give bench list tasks --ranked")
@@ -32,8 +30,8 @@ def show_names(arguments: list[str]) -> None:
         found["methods"] = known["methods"]
     if chosen.kind != "methods":
         found["tasks"] = [task for task in known["tasks"] if task["ranked"] or not chosen.ranked]
-    if chosen.json:
-        print(json.dumps(found, indent=2))
+    if chosen.format != "table":
+        write([{"kind": kind[:-1]} | entry for kind in found for entry in found[kind]], chosen.format)
         return
     for kind, (group, entry) in {
         "methods": (_capabilities, _of_method),

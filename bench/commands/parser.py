@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Iterator
 from typing import Any, Literal, NoReturn, get_args, get_origin
 
@@ -28,6 +29,10 @@ class SafeConsole(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else segment._replace(text=escaped(segment.text, keep="\n"))
 
+    def on_broken_pipe(self) -> None:
+        """Leaves a reader that is gone to `bench.cli.main`, which knows the exit code."""
+        raise
+
 
 errors = SafeConsole(stderr=True, highlight=False, markup=False, emoji=False)
 output = SafeConsole(highlight=False, markup=False, emoji=False)
@@ -45,6 +50,11 @@ class Parser(jsonargparse.ArgumentParser):
         values = get_args(kind) if get_origin(kind) is Literal else ()
         vars(action)["completer"] = lambda **_: values  # jsonargparse's own knows no Literal
         return action
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Ends --help and its like, after what they print is out."""
+        sys.stdout.flush()
+        super().exit(status, message)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Raises a UsageError in place of printing the usage and ending the process."""

@@ -2,51 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
-from rich.table import Table
 
-from bench.commands.parser import Parser, add_imports, folder, output
-from bench.errors import UsageError
+from bench.commands.formats import Cell, add_format, drawn, number, plain, write
+from bench.commands.parser import Parser, add_imports, errors, folder, output
+from bench.errors import BenchError, UsageError
 
 if TYPE_CHECKING:
     from bench.contract import FinishedRun
+    from bench.records import Record
+    from bench.spec import Metric
+
+
+_GONE = "no metric of the task as it is now"
+
+
+def metrics_of(record: Record) -> tuple[Mapping[str, Metric], str]:
+    """What the record's task says of its metrics; where the task is not known here, nothing, and why."""
+    from bench.registry import defects
+    from bench.runner import task_of
+
+    try:
+        with defects(f"the spec of {record.task.name}"):
+            return task_of(record).spec.metrics, ""
+    except BenchError as error:
+        return {}, str(error)
+
+
+def in_words(record: Record, metric: str) -> str:
+    """A metric of a record with its unit and direction."""
+    known, unknown = metrics_of(record)
+    if metric not in known:
+        return f"{metric} ({unknown or _GONE})"
+    return f"{metric} ({known[metric].unit}, {direction(known[metric])} is better)"
+
+
+def direction(metric: Metric) -> str:
+    """Which values are better: higher or lower ones."""
+    return "higher" if metric.higher_is_better else "lower"
+
+
+def say_twice(again: Iterable[Path]) -> None:
+    """Says which directories were given more than once, be it by another path."""
+    for directory in again:
+        errors.print(plain(f"bench: {directory} is given twice: it counts once"), soft_wrap=True)
+
+
+def _runs(names: list[str]) -> list[Path]:
+    """Directories of runs, each once; says which were given twice."""
+    from bench.runs import distinct
+
+    once, again = distinct(map(Path, names))
+    say_twice(again)
+    return once
 
 
 def print_record(directory: Path, console: Console) -> None:
     """Prints the record of a run: metrics, cost, and how far its samplers mixed."""
     from bench.diagnostics import mixed
     from bench.records import read_record
-    from bench.registry import defects
-    from bench.runner import task_of
 
     record = read_record(directory)
-    with defects(f"the spec of {record.task.name}"):
-        spec = task_of(record).spec
     title = f"{record.method.identity} on {record.task.identity}, {record.preset}, seed {record.seed}"
-    table = Table(title=f"{title}: {record.status}", title_justify="left")
-    for column in ("metric", "value", "unit", ""):
-        table.add_column(column)
-    for name, value in record.metrics.items():
-        metric = spec.metrics.get(name)  # None of a record of another version of the task
-        unit, what = (metric.unit, metric.description) if metric else ("", "no metric of the task as it is")
-        shown = f"{value:.4f}" if value is not None else "-"
-        note = record.undefined.get(name, what)
-        main = " (main)" if name == record.task.main_metric else ""
-        table.add_row(name + main, shown, unit, note)
-    console.print(table)
+    console.print(plain(f"{title}: {record.status}"), soft_wrap=True)
+    rows = _metric_rows(directory, record)
+    marked = [row | {"metric": f"{row['metric']} (main)"} if row["main"] else row for row in rows]
+    without = ("directory", "task", "method", "preset", "seed", "status", "main")
+    console.print(drawn(marked, console.width, without=without))
+    if unknown := metrics_of(record)[1]:
+        console.print(plain(f"units and directions are not known here: {unknown}"), soft_wrap=True)
     steps = sum(fit.steps for fit in record.fits)
     console.print(
-        f"{record.seconds:.1f} s, {steps} training steps, {record.environment.threads} threads, "
+        f"{number(record.seconds)} s, {steps} training steps, {record.environment.threads} threads, "
         f"settings {record.method.tuning}"
     )
     for fit in record.fits[-1:]:  # of a sequence, its end
         if fit.diagnostics:
-            numbers = ", ".join(f"{name} {value:.4g}" for name, value in fit.diagnostics.items())
-            console.print(f"last fit: {numbers}")
+            numbers = ", ".join(f"{name} {number(value)}" for name, value in fit.diagnostics.items())
+            console.print(plain(f"last fit: {numbers}"))
     if (agree := mixed(record.diagnostics)) is not None:
         verdict = "the chains agree" if agree else "the chains do not agree: no reference, not to be compared"
         console.print(f"R-hat of predictions {record.diagnostics['prediction_rhat']:.3f}: {verdict}")
@@ -54,12 +91,49 @@ def print_record(directory: Path, console: Console) -> None:
         console.print(f"figure: {path}", soft_wrap=True)
 
 
+def _metric_rows(directory: Path, record: Record) -> list[dict[str, Cell]]:
+    """A row for every metric of a record."""
+    known, unknown = metrics_of(record)
+    rows: list[dict[str, Cell]] = []
+    for name, value in record.metrics.items():
+        metric = known.get(name)
+        row: dict[str, Cell] = {
+            "directory": str(directory),
+            "task": record.task.identity,
+            "method": record.method.identity,
+            "preset": record.preset,
+            "seed": record.seed,
+            "status": record.status,
+            "metric": name,
+            "main": name == record.task.main_metric,
+            "value": value,
+            "unit": metric.unit if metric else "",
+            "better": direction(metric) if metric else "",
+            "note": record.undefined.get(name, metric.description if metric else "" if unknown else _GONE),
+        }
+        rows.append(row)
+    return rows
+
+
 def show(arguments: list[str]) -> None:
-    """Prints the record of a run."""
-    parser = Parser("bench show", description="Show the record of a run.")
-    parser.add_argument("RUN", type=str, help="directory of a run")
+    """Prints the records of runs below each other."""
+    parser = Parser("bench show", description="Show the records of runs.")
+    parser.add_argument("RUN", nargs="+", type=str, help="directory of a run")
     add_imports(parser)
-    print_record(Path(parser.parse_args(arguments).RUN), output)
+    add_format(parser)
+    chosen = parser.parse_args(arguments)
+
+    from bench.records import read_record
+
+    records = {directory: read_record(directory) for directory in _runs(chosen.RUN)}
+    if chosen.format != "table":
+        rows = [row for item in records.items() for row in _metric_rows(*item)]
+        write(rows, chosen.format, aside=("directory", "main"))
+        return
+    for position, directory in enumerate(records):
+        if position:
+            output.print()
+        print_record(directory, output)
 
 
 def draw(arguments: list[str]) -> None:
@@ -79,24 +153,24 @@ def draw(arguments: list[str]) -> None:
     add_imports(parser)
     chosen = parser.parse_args(arguments)
     if chosen.to is not None:
-        _draw_together(chosen.RUN, Path(chosen.to))
+        _draw_together(_runs(chosen.RUN), Path(chosen.to))
         return
 
     from bench.runner import redraw
 
-    for name in chosen.RUN:
-        for path in redraw(Path(name)):
+    for directory in _runs(chosen.RUN):
+        for path in redraw(directory):
             output.print(str(path), soft_wrap=True)
 
 
-def _draw_together(names: list[str], folder: Path) -> None:
+def _draw_together(directories: list[Path], folder: Path) -> None:
     """Compares the runs of tasks that share a `compare`; prints paths, table and sentences of each."""
     from bench.registry import defects
     from bench.runner import finished
 
     groups: dict[Any, list[FinishedRun]] = {}
-    for name in names:
-        run = finished(Path(name))
+    for directory in directories:
+        run = finished(directory)
         owner = next(cls for cls in type(run.task).__mro__ if "compare" in vars(cls))
         groups.setdefault(owner, []).append(run)
     drawn: set[str] = set()
@@ -143,8 +217,8 @@ def record(arguments: list[str]) -> None:
     from bench.leaderboard.entries import RECORDS, add
 
     to = RECORDS if chosen.to is None else Path(chosen.to)
-    for name in chosen.RUN:
-        output.print(str(add(Path(name), to, chosen.force)), soft_wrap=True)
+    for directory in _runs(chosen.RUN):
+        output.print(str(add(directory, to, chosen.force)), soft_wrap=True)
 
 
 def reference(arguments: list[str]) -> None:
@@ -167,5 +241,5 @@ def reference(arguments: list[str]) -> None:
     from bench.leaderboard.references import add
 
     to = None if chosen.to is None else Path(chosen.to)
-    for name in chosen.RUN:
-        output.print(str(add(Path(name), to, chosen.force)), soft_wrap=True)
+    for directory in _runs(chosen.RUN):
+        output.print(str(add(directory, to, chosen.force)), soft_wrap=True)

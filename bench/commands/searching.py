@@ -6,9 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from rich.table import Table
-
 from bench import registry
+from bench.commands.formats import Row, drawn
 from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, folder, output
 from bench.errors import BenchError, Diverged, UsageError
 from bench.plan import Plan
@@ -49,19 +48,19 @@ def sweep(arguments: list[str]) -> int:
     for number, cell in enumerate(cells, 1):
         with shown(errors, f"{number} of {len(cells)}: {cell}") as observer:
             outcomes.append(run_cell(cell, (observer,)))
-    table = Table(title=f"{len(cells)} cells", title_justify="left")
-    for column in ("cell", "preset", "status", "main metric", "value"):
-        table.add_column(column, overflow="fold")
+    rows: list[Row] = []
     for outcome in outcomes:
-        record, preset = outcome.record, outcome.cell.preset
-        if record is None:
-            table.add_row(str(outcome.cell), preset, f"refused: {outcome.refusal}", "-", "-")
-            continue
-        value = record.metrics[record.task.main_metric]
-        shown_value = "-" if value is None else f"{value:.4f}"
-        status = record.reason or record.status
-        table.add_row(str(outcome.cell), preset, status, record.task.main_metric, shown_value)
-    errors.print(table)
+        record = outcome.record
+        rows.append(
+            {
+                "cell": str(outcome.cell),
+                "preset": outcome.cell.preset,
+                "status": f"refused: {outcome.refusal}" if record is None else record.reason or record.status,
+                "main metric": record.task.main_metric if record else None,
+                "value": record.metrics.get(record.task.main_metric) if record else None,
+            }
+        )
+    errors.print(drawn(rows, errors.width, f"{len(cells)} cells"))
     for directory in dict.fromkeys(o.directory for o in outcomes if o.record is not None):
         output.print(str(directory), soft_wrap=True)
     statuses = {outcome.status for outcome in outcomes}
@@ -119,15 +118,18 @@ def tune(arguments: list[str]) -> None:
     criterion = result.criterion
     direction = "higher" if criterion.higher_is_better else "lower"
     title = f"{result.method} on {result.task}: {criterion.metric} on validation data, {direction} is better"
-    table = Table(title=title, title_justify="left")
-    for column in ("", "settings", "status", criterion.metric, "s", "training steps"):
-        table.add_column(column, overflow="fold")
-    for c in result.configurations:
-        settings = ", ".join(f"{name}={value}" for name, value in c.settings.items())
-        value = "-" if c.value is None else f"{c.value:.4f}"
-        mark = f"{c.number} (chosen)" if c.number == result.chosen_number else str(c.number)
-        table.add_row(mark, settings, c.reason or c.status, value, f"{c.seconds:.1f}", str(c.steps))
-    errors.print(table)
+    rows: list[Row] = [
+        {
+            "number": f"{c.number} (chosen)" if c.number == result.chosen_number else str(c.number),
+            "settings": c.settings,
+            "status": c.reason or c.status,
+            criterion.metric: c.value,
+            "s": c.seconds,
+            "training steps": c.steps,
+        }
+        for c in result.configurations
+    ]
+    errors.print(drawn(rows, errors.width, title))
     if chosen.preset == "smoke":
         errors.print("a smoke search proves the pipe and measures nothing: no result is written")
     else:
