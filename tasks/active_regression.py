@@ -245,14 +245,15 @@ class ActiveRegression(Task):
 
     def run(self, engine: Engine) -> Arrays:
         """Acquisitions of every trajectory, and the ends of every fitted line."""
-        engine.stage("acquisition")
+        stages = len(self.sizes) + 1
+        engine.stage("acquisition", 1, stages)
         indices, probabilities = self.acquire(engine)
         problem, sizes, ends = self.problem(), self.sizes, []
         for i, size in enumerate(sizes, 1):
-            engine.stage(f"{size} points", i, len(sizes))
+            engine.stage(f"{size} points", i, stages)
             fit = partial(self.fit, engine, problem, indices[:, :size], probabilities[:, :size])
             ends.append(engine.once(fit)["ends"])
-        engine.stage("whole pool")
+        engine.stage("whole pool", stages, stages)
         full = self.values_at_ends(engine, engine.fit(problem, self.budget), 1)
         pool_inputs, pool_targets = self.own_data("pool")
         return {

@@ -110,7 +110,7 @@ def run(arguments: list[str]) -> None:
         plain = {f.name: f.default for f in fields(entry.cls.settings_class)} | defaults
         values = vars(chosen[flag]) if flag in chosen else {}
         given[flag] = {k: v for k, v in values.items() if v != plain[k]}
-    with shown(errors, f"{method} {task}") as observer:
+    with shown(errors, f"{method} {task}, seed {chosen.seed}") as observer:
         done = runner.run(
             method,
             task,

@@ -43,6 +43,7 @@ def sweep(arguments: list[str]) -> int:
     for number, cell in enumerate(cells, 1):
         with shown(errors, f"{number} of {len(cells)}: {cell}") as observer:
             outcomes.append(run_cell(cell, (observer,)))
+            observer("end", {"status": outcomes[-1].status})
     table = Table(title=f"{len(cells)} cells", title_justify="left")
     for column in ("cell", "preset", "status", "main metric", "value"):
         table.add_column(column, overflow="fold")
