@@ -171,6 +171,11 @@ class Record(_Part):
     trainer: dict[str, Any]
     provenance: Provenance
 
+    @property
+    def label(self) -> tuple[str, str, str, int]:
+        """Identities of method and task, preset, seed: what figures say of the run."""
+        return self.method.identity, self.task.identity, self.preset, self.seed
+
 
 # ----------------------------------------------------------------------------------------- reading, writing
 

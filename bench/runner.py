@@ -428,7 +428,8 @@ def _write(job: _Job, outcome: _Outcome, record: records.Record) -> None:
     if arrays is not None:
         rows = job.protocol.curves(arrays) + rows
         records.write_arrays(directory, arrays)
-        figures.save(job.protocol.figures(arrays), directory / "figures")
+        charts = job.protocol.figures(arrays)
+        figures.save(charts, directory / "figures", figures.footer([record.label]))
     records.write_curves(directory, rows)
     records.write_record(directory, record)
     (directory / "unfinished.json").unlink(missing_ok=True)

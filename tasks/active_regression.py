@@ -332,6 +332,10 @@ class ActiveRegression(Task):
 
     def figures(self, arrays: Arrays) -> dict[str, Any]:
         """Example (Fig 5.4a), test error (5.4b), bias (5.8a), variance (C.1a), overfitting bias (5.9a)."""
+        return self._figures(arrays)
+
+    def _figures(self, arrays: Arrays, *notes: str) -> dict[str, Any]:
+        """The figures, with further lines of their titles."""
         sizes = np.array(self.sizes)
         estimates = {name: -values for name, values in risk_errors(arrays, sizes).items()}
         whole_pool = {"whole pool": full_pool_error(arrays)}
@@ -345,7 +349,7 @@ class ActiveRegression(Task):
             levels: dict[str, float],
         ) -> Any:
             named = {OBJECTIVES[name]: intervals.band(v, kind) for name, v in values.items()}
-            titles = [title, f"{how}; {intervals.CAPTIONS[kind]}"]
+            titles = [title, f"{how}; {intervals.CAPTIONS[kind]}", *notes]
             return figures.bands(named, self.sizes, titles, X_TITLE, y_title, levels)
 
         fixed, none = "estimates of one fixed line's risk", {"no bias": 0.0}
@@ -353,14 +357,14 @@ class ActiveRegression(Task):
         unbiased = {name: estimates[name] for name in ("pure", "lure")}
         variances = {OBJECTIVES[n]: Band.flat(v.var(0, ddof=1)) for n, v in estimates.items()}
         return {
-            "example": example(arrays, self.sizes),
+            "example": example(arrays, self.sizes, *notes),
             "test_error": chart(
                 "Test error after training", "mean squared error", line_errors(arrays), "sd", whole_pool
             ),
             "bias": chart(f"Bias of {fixed}", bias, estimates, "sd", none),
             "unbiased": chart(f"Bias of unbiased {fixed}", bias, unbiased, "simultaneous", none),
             "variance": figures.bands(
-                variances, self.sizes, [f"Variance of {fixed}", how], X_TITLE, "variance", logarithmic=True
+                variances, self.sizes, [f"Variance of {fixed}", how, *notes], X_TITLE, "variance", logarithmic=True
             ),
             "overfitting_bias": chart(
                 "Overfitting bias after training", "test risk - R_LURE", overfitting, "sd", none
@@ -373,7 +377,7 @@ class ActiveRegression(Task):
         charts = {
             f"{run.task_identity}-{run.method_identity}-seed{run.seed}-{name}": chart
             for run in runs
-            for name, chart in run.task.figures(run.arrays).items()
+            for name, chart in run.task._figures(run.arrays, figures.footer([run.label])).items()
         }
         return replace(super().compare(runs), charts=charts)
 
@@ -446,7 +450,7 @@ def squared_deviations(values: np.ndarray) -> np.ndarray:
     return (values - values.mean(0)) ** 2 * len(values) / (len(values) - 1)
 
 
-def example(arrays: Arrays, sizes: list[int]) -> Any:
+def example(arrays: Arrays, sizes: list[int], *notes: str) -> Any:
     """The pool, the points that the first trajectory acquired first, and the lines fitted to them."""
     at = int(np.abs(np.array(sizes) - 20).argmin())
     pool = np.stack([arrays["pool_inputs"], arrays["pool_targets"]], 1)
@@ -456,5 +460,5 @@ def example(arrays: Arrays, sizes: list[int]) -> Any:
     return figures.points_and_lines(
         {"acquired": pool[is_acquired].tolist(), "in the pool": pool[~is_acquired].tolist()},
         {name: list(zip(ENDS, ends.tolist(), strict=True)) for name, ends in fitted.items()},
-        f"The first trajectory with M = {sizes[at]}: lines trained with each objective",
+        [f"The first trajectory with M = {sizes[at]}", "lines trained with each objective", *notes],
     )

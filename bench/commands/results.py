@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +14,7 @@ from bench.errors import UsageError
 
 if TYPE_CHECKING:
     from bench.contract import FinishedRun
+    from bench.figures import Label
 
 
 def print_record(directory: Path, console: Console) -> None:
@@ -60,6 +61,7 @@ def show(arguments: list[str]) -> None:
 
 def draw(arguments: list[str]) -> None:
     """Draws every run by itself, or with --to all runs together, as their tasks say."""
+    from bench.records import read_record
     from bench.runner import load_scores
 
     parser = Parser(
@@ -80,7 +82,7 @@ def draw(arguments: list[str]) -> None:
         return
     for name in chosen.RUN:
         task, arrays = load_scores(Path(name))
-        _save(task.figures(arrays), Path(name) / "figures")
+        _save(task.figures(arrays), Path(name) / "figures", [read_record(Path(name)).label])
 
 
 def _draw_together(names: list[str], folder: Path) -> None:
@@ -98,7 +100,7 @@ def _draw_together(names: list[str], folder: Path) -> None:
         if twice := sorted(drawn & comparison.charts.keys()):
             raise UsageError(f"tasks of two kinds draw a figure named {twice[0]}: draw their runs apart")
         drawn |= comparison.charts.keys()
-        _save(comparison.charts, folder)
+        _save(comparison.charts, folder, [run.label for run in runs])
         table = [list(comparison.header), *map(list, comparison.rows)] if comparison.rows else []
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         for row in table:
@@ -108,10 +110,10 @@ def _draw_together(names: list[str], folder: Path) -> None:
             output.print(sentence, soft_wrap=True)
 
 
-def _save(charts: Mapping[str, Any], folder: Path) -> None:
+def _save(charts: Mapping[str, Any], folder: Path, labels: Iterable[Label]) -> None:
     from bench import figures
 
-    for path in figures.save(charts, folder):
+    for path in figures.save(charts, folder, figures.footer(labels)):
         output.print(str(path), soft_wrap=True)
 
 
