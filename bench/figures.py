@@ -31,7 +31,7 @@ APART: dict[str, Any] = dict.fromkeys(("stroke", "strokeDash", "fill"), "indepen
 """For `resolve_scale` of charts beside each other whose series are not the same: each has its own legend."""
 
 _DASHES = [4, 4]
-_CONFIG = {
+_CONFIG: dict[str, Any] = {
     "axis": {"labelFlush": False, "labelOverlap": True},
     "legend": {"labelLimit": 0, "symbolOpacity": 1, "titleLimit": 0},
     "title": {"anchor": "start", "frame": "group", "subtitleColor": "#444444"},
@@ -84,7 +84,9 @@ def save(charts: Mapping[str, Any], folder: Path, footer: str) -> list[Path]:
 def _with_footer(chart: dict[str, Any], footer: str) -> dict[str, Any]:
     """The specification of a chart above a text, under the settings of all figures."""
     whole = {key: chart.pop(key) for key in _OF_THE_WHOLE if key in chart}
-    config = {**_CONFIG, **whole.get("config", {})}
+    config = dict(_CONFIG)
+    for part, own in whole.get("config", {}).items():
+        config[part] = {**_CONFIG.get(part, {}), **own} if isinstance(own, dict) else own
     look = {"orient": "bottom", "anchor": "start", "fontSize": 10, "fontWeight": "normal", "color": LEVEL}
     text = {"text": wrapped(footer, 80), "offset": 12, **look}
     return {**whole, "config": config, "vconcat": [chart], "title": text}
@@ -363,7 +365,11 @@ def points_and_lines(
     shades = alt.Scale(domain=list(points), range=["black", "#cccccc"])
     *solid, dashed = through
     looks = _looks(solid, [dashed])
-    dots = chart(points).mark_point(filled=True, opacity=1).encode(fill=alt.Fill("series:N", title=None, scale=shades))
+    dots = (
+        chart(points)
+        .mark_point(filled=True, opacity=1)
+        .encode(fill=alt.Fill("series:N", title=None, scale=shades))
+    )
     drawn = chart(through).mark_line().encode(stroke=looks.stroke, strokeDash=looks.dash)
     layers = alt.layer(dots, drawn).resolve_scale(**APART)
     return layers.properties(title=titled(title), width=400, height=260)

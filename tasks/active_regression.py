@@ -364,7 +364,12 @@ class ActiveRegression(Task):
             "bias": chart(f"Bias of {fixed}", bias, estimates, "sd", none),
             "unbiased": chart(f"Bias of unbiased {fixed}", bias, unbiased, "simultaneous", none),
             "variance": figures.bands(
-                variances, self.sizes, [f"Variance of {fixed}", how, *notes], X_TITLE, "variance", logarithmic=True
+                variances,
+                self.sizes,
+                [f"Variance of {fixed}", how, *notes],
+                X_TITLE,
+                "variance",
+                logarithmic=True,
             ),
             "overfitting_bias": chart(
                 "Overfitting bias after training", "test risk - R_LURE", overfitting, "sd", none

@@ -146,8 +146,7 @@ def error_charts(lines: Mapping[str, Sequence[Models]], notes: Sequence[str] = (
         y_title = "variance, nats squared"
         charts["variance"].append(figures.bands(own, x, title, LABELS, y_title, logarithmic=True))
     return {
-        name: alt.concat(*panels, columns=2).resolve_scale(**figures.APART)
-        for name, panels in charts.items()
+        name: alt.concat(*panels, columns=2).resolve_scale(**figures.APART) for name, panels in charts.items()
     }
 
 

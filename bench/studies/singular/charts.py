@@ -44,7 +44,9 @@ def psi_charts(runs: Sequence[Run]) -> dict[str, Any]:
         chart = figures.bands(series, slope.sizes, title, "n", "Psi, nats", logarithmic_x=True)
         panels.setdefault(slope.triplet, []).append(chart)
     return {
-        f"psi-{_slug(triplet)}": alt.concat(*of, columns=2).properties(title=str(triplet)).resolve_scale(**figures.APART)
+        f"psi-{_slug(triplet)}": alt.concat(*of, columns=2)
+        .properties(title=str(triplet))
+        .resolve_scale(**figures.APART)
         for triplet, of in panels.items()
     }
 
