@@ -15,7 +15,6 @@ from bench.contract import Row
 from bench.files import write
 from bench.intervals import Band, Moments
 
-
 Label = tuple[str, str, str, int]
 """Of a run: identities of method and task, preset, seed."""
 

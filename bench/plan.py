@@ -12,6 +12,8 @@ from bench import registry
 from bench.registry import Choice
 from bench.settings import Count, Whole, settings
 
+Logger = Literal["csv", "tensorboard", "wandb", "wandb-offline"]
+
 
 @settings
 class Plan:
@@ -42,8 +44,8 @@ class Plan:
     """Folder for runs."""
     data_dir: str | None = None
     """Folder with data files; None searches the usual places."""
-    wandb: Literal["off", "offline", "online"] = "off"
-    """Whether the run is also logged to Weights & Biases."""
+    loggers: tuple[Logger, ...] = ()
+    """Where the run's epochs and numbers are also written, live (`bench.loggers`)."""
     force: bool = False
     """Replace what stands in the run's directory."""
 

@@ -16,7 +16,7 @@ import shutil
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 import torch
 
-from bench import figures, records, registry
+from bench import figures, loggers, records, registry
 from bench.contract import Arrays, FinishedRun, Method, Row, Task
 from bench.data import array_digest
 from bench.engine import Engine, TrainerOptions
@@ -67,7 +67,7 @@ def run(method: str, task: str, *, observers: tuple[Observer, ...] = (), **optio
         task: Name of the task, or `package.module:Class`.
         observers: Called with (event, values) on every stage, epoch and logged number.
         options: Further fields of `bench.plan.Plan`: preset, seed, method_settings, task_settings, members,
-            trainer, threads, out, data_dir, wandb, force.
+            trainer, threads, out, data_dir, loggers, force.
 
     Raises:
         UsageError: If an argument is wrong or a finished run stands in the way.
@@ -200,6 +200,7 @@ def _job(plan: Plan) -> _Job:
     options = build(TrainerOptions, dict(plan.trainer), "trainer")
     protocol: Task = choice.task.cls(choice.task_settings, plan.data_dir)
     digest = protocol.data_digest()
+    loggers.check(plan.loggers)
     if plan.threads is not None:
         torch.set_num_threads(plan.threads)
     directory = plan.out / choice.directory(plan.seed)
@@ -302,14 +303,9 @@ def _logging(log: logging.Logger) -> Observer:
 
 @contextmanager
 def _observed(job: _Job, observers: tuple[Observer, ...]) -> Iterator[None]:
-    """Has the observers told of the run, and Weights & Biases if the plan says so."""
-    wandb: AbstractContextManager[Observer | None] = nullcontext()
-    if job.plan.wandb != "off":
-        from bench.wandb_log import logged
-
-        wandb = logged(job.plan.wandb, job.directory, job.choice, job.plan.seed)
-    with wandb as further:
-        told = observers if further is None else (*observers, further)
+    """Has the observers told of the run, and the plan's loggers."""
+    with loggers.logging(job.plan.loggers, job.directory, job.choice, job.plan.seed) as further:
+        told = (*observers, *further)
         job.engine.observe(lambda event, values: [observer(event, values) for observer in told])
         yield
 
