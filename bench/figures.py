@@ -109,7 +109,7 @@ def titled(title: str | Sequence[str]) -> Any:
 
 
 class _Looks(NamedTuple):
-    """How the series of a chart look, and their legend; lines take stroke and dash, areas and dots the fill."""
+    """How the series of a chart look, with a legend: stroke and dash of lines, fill of areas and dots."""
 
     stroke: Any
     dash: Any
@@ -241,7 +241,7 @@ def panels(
             low, high = mean - (sd or 0.0), mean + (sd or 0.0)
             values.append({"series": series, "x": x, "mean": mean, "low": low, "high": high})
         base = alt.Chart(alt.Data(values=values)).encode(
-            x=alt.X("x:Q", title=x_title, axis=_axis(v["x"] for v in values))
+            x=alt.X("x:Q", title=x_title, axis=_axis(x for _, x in found))
         )
         scale = alt.Scale(domain=[0, 1]) if chance else alt.Scale(zero=True)
         centre = alt.Y("mean:Q", title=y_title, scale=scale)
@@ -355,7 +355,7 @@ def points_and_lines(
     through: Mapping[str, Sequence[tuple[float, float]]],
     title: str | list[str],
 ) -> Any:
-    """Named sets of points (x, y), from black to grey, and named lines through others, the last one dashed."""
+    """Named sets of points (x, y), from black to grey, and named lines through others, the last dashed."""
 
     def chart(named: Mapping[str, Sequence[tuple[float, float]]]) -> Any:
         values = [{"series": n, "x": float(x), "y": float(y)} for n, of in named.items() for x, y in of]

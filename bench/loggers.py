@@ -1,9 +1,9 @@
 """Loggers of a run: its epochs and logged numbers, written live below the run's directory; none is needed.
 
-- `csv`: rows `stage, fit, step, name, value` in `log.csv`, in the order in which they came; a number on validation
-  data has no fit. `curves.csv` holds the same numbers and more, once the run has ended.
+- `csv`: rows `stage, fit, step, name, value` in `log.csv`, in the order in which they came; a number on
+  validation data has no fit. `curves.csv` holds the same numbers and more, once the run has ended.
 - `tensorboard`: for `tensorboard --logdir`, in `tensorboard/`.
-- `wandb`, `wandb-offline`: Weights & Biases, in `wandb/`. Each start of a stopped run is a run of its own there.
+- `wandb`, `wandb-offline`: Weights & Biases, in `wandb/`. Each start of a stopped run is a run of its own.
 
 csv and tensorboard of a stopped run that goes on leave out what an earlier start has written: the same epoch
 again, since a fit goes on from its last checkpoint, or the same number again.
@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from bench.errors import UsageError
 from bench.files import write, writing
@@ -34,7 +34,7 @@ class Number(NamedTuple):
     """A number of an event: fits are counted within their stage, from 1; one on validation data has none."""
 
     stage: str
-    fit: int | None
+    fit: int | Literal[""]
     step: float
     name: str
     value: float
@@ -42,7 +42,7 @@ class Number(NamedTuple):
     @property
     def tag(self) -> str:
         """The name of its curve."""
-        if self.fit is None:  # one curve over all stages
+        if not self.fit:  # one curve over all stages
             return f"validation/{self.name}"
         return f"{self.stage if self.fit == 1 else f'{self.stage}, fit {self.fit}'}/{self.name}"
 
@@ -68,7 +68,7 @@ class _Reader:
         elif event == "log":
             self.logged += 1
             step = self.logged if values["step"] is None else values["step"]
-            return [Number(self.stage, None, step, values["name"], values["value"])]
+            return [Number(self.stage, "", step, values["name"], values["value"])]
         return []
 
 
@@ -126,9 +126,7 @@ def _csv(path: Path) -> Iterator[Observer]:
         writer = csv.writer(file, lineterminator="\n")
 
         def observe(event: str, values: dict[str, Any]) -> None:
-            rows = [
-                ["" if cell is None else cell for cell in number] for number in reader.read(event, values)
-            ]
+            rows = reader.read(event, values)
             with writing(path):
                 writer.writerows(row for row in rows if tuple(map(str, row[:-1])) not in there)
                 file.flush()

@@ -54,6 +54,7 @@ def numbers_in(folder):
 
 @contextmanager
 def both(folder):
+    folder.mkdir(exist_ok=True)
     with loggers.logging(("csv", "tensorboard", "csv"), folder, None, 0) as observers:
         assert len(observers) == 2
 
@@ -193,12 +194,8 @@ def test_offline_run_holds_the_numbers_of_the_record(offline):
     assert values == logged
     assert len(values) == 5
     assert values[-1] == record["validation"]["average_accuracy"]
-    losses = [
-        row[f"step {t} ({t} of 5)/loss"]
-        for t in range(1, 6)
-        for row in history
-        if f"step {t} ({t} of 5)/loss" in row
-    ]
+    tags = [f"step {t} ({t} of 5)/loss" for t in range(1, 6)]
+    losses = [row[tag] for tag in tags for row in history if tag in row]
     assert len(losses) == 5
     assert config["method"] == {"name": "mfvi"} | record["method"]["settings"]
     assert config["task"] == {"name": "split_digits"} | record["task"]["settings"]

@@ -80,7 +80,7 @@ def _run_parser(method: str | None, task: str | None, preset: str) -> Parser:
         action="append",
         type=str,
         metavar="NAME",
-        help=f"write epochs and numbers live below the run's directory: {', '.join(_LOGGERS)}; may be repeated",
+        help=f"write epochs and numbers live: {', '.join(_LOGGERS)}; may be repeated",
     )
     parser.add_argument("--force", action="store_true", help="replace what stands in the run's directory")
     if method is not None and task is not None:
