@@ -48,6 +48,11 @@ class FinishedRun:
     curves: Sequence[Any] = ()
 
     @property
+    def label(self) -> tuple[str, str, str, int]:
+        """Identities of method and task, preset, seed: what figures say of the run."""
+        return self.method_identity, self.task_identity, self.preset, self.seed
+
+    @property
     def variant(self) -> str:
         """Settings of the task that differ from the preset standard; empty if none do."""
         return self.task_identity.removeprefix(self.task_name).removeprefix("+")

@@ -300,7 +300,7 @@ class Engine(Protocol):
         """Keeps a number seen during the run (never one computed from test labels)."""
 
     def stage(self, name: str, number: int = 1, of: int = 1) -> None:
-        """Names the fits and predictions that follow; a stopped run goes on from here."""
+        """Names what follows, the `number`-th of `of` parts of the run; a stopped run goes on from here."""
 
     def once(self, compute: Callable[[], Arrays]) -> Arrays:
         """Calls `compute` and keeps the small arrays that it returns; a run that goes on reads them.

@@ -101,12 +101,12 @@ class Engine:
         self._observe: Callable[[str, dict[str, Any]], Any] = lambda event, values: None
         self._told: set[str] = set()
         self._stage = "fit"
-        self._predictions = 0
-        self._kept = 0
+        self._predictions = self._kept = 0
         self._spent: list[int] = []
+        self._call = (0, 1)  # of `fit` or `fit_many`: number of its first fit, and how many it has
 
     def observe(self, observer: Callable[[str, dict[str, Any]], Any]) -> None:
-        """Has `observer(event, values)` called on every stage, epoch and logged number."""
+        """Has `observer(event, values)` called on every stage, epoch, finished fit and logged number."""
         self._observe = observer
 
     def check(self) -> int:
@@ -214,6 +214,7 @@ class Engine:
             for problem, start in zip(problems, starts, strict=True)
             for part in ensemble.split(problem, start, self.members)
         ]
+        self._call = (len(self.fits), len(parts))
         side_by_side = self.options.stacked
         if side_by_side is None:
             prefers = "stacked" in self.method_class.fastest
@@ -291,7 +292,7 @@ class Engine:
         job = self._job(problem, budget, start, len(self.fits))
         measure = None if probe is None else self._measure(job.method, probe)
         kept = (job.path, self.checkpoint_seconds)
-        watch = Watch(self._stage, self._observe, *kept, job.budget.patience, measure)
+        watch = Watch(self._stage, self._tell_of_fit, *kept, job.budget.patience, measure)
         if not job.is_finished:
             with _marked(job.method):
                 if job.method.trains:
@@ -355,6 +356,11 @@ class Engine:
             self._told.add(text)
             self._observe("notice", {"text": text})
 
+    def _tell_of_fit(self, event: str, values: dict[str, Any]) -> None:
+        """Tells an event of the next fit, with its place among the fits of the call."""
+        place = {"fit": len(self.fits) - self._call[0] + 1, "fits": self._call[1]}
+        self._observe(event, values | place)
+
     def _measure(self, method: Method, probe: Probe) -> Callable[[], dict[str, float]]:
         """The probe of a method, on the same examples under the same noise every time."""
         seed = randomness.derive(self.seed, "probe", self._stage, len(self.fits))
@@ -367,7 +373,7 @@ class Engine:
 
     def _finish(self, job: _Job, steps: int, seconds: float) -> Method:
         """Writes the fit's checkpoint and its entry for the record."""
-        method = job.method
+        method, was_there = job.method, job.is_finished
         if job.fit is None:
             job.fit = {
                 "stage": self._stage,
@@ -379,6 +385,7 @@ class Engine:
             }
             if job.path is not None and job.trainer.global_rank == 0:
                 checkpoints.keep(method, job.fit, job.path)
+        self._tell_of_fit("fit", {"was_there": was_there})
         self.fits.append(job.fit)
         self.histories.append((self._stage, method.history))
         return method

@@ -16,27 +16,127 @@ from bench.files import write
 from bench.intervals import Band, Moments
 from bench.text import all_escaped
 
-COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2")
-"""Of the series of a chart, in their order."""
+Label = tuple[str, str, str, int]
+"""Of a run: identities of method and task, preset, seed."""
+
+COLOURS = (
+    *("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756"),
+    *("#72b7b2", "#eeca3b", "#ff9da6", "#9d755d", "#bab0ac"),
+)
+"""Of the series of a chart, in their order; then from the start again."""
 LEVEL = "#666666"
-"""Of horizontal lines."""
+"""Of levels, such as that of guessing, whose lines are dashed."""
+
+APART: dict[str, Any] = dict.fromkeys(("stroke", "strokeDash", "fill"), "independent")
+"""For `resolve_scale` of charts beside each other whose series are not the same: each has its own legend."""
+
+_DASHES = [4, 4]
+_CONFIG: dict[str, Any] = {
+    "axis": {"labelFlush": False, "labelOverlap": True},
+    "legend": {"labelLimit": 0, "symbolOpacity": 1, "titleLimit": 0},
+    "title": {"anchor": "start", "frame": "group", "subtitleColor": "#444444"},
+}
+"""Of all figures: labels of an axis never touch, and no text is cut off."""
+_OF_THE_WHOLE = ("$schema", "autosize", "background", "config", "datasets", "padding", "params", "usermeta")
+"""What Vega-Lite takes at the top of a specification alone."""
 
 
-def save(charts: Mapping[str, Any], folder: Path) -> list[Path]:
+def footer(labels: Iterable[Label]) -> str:
+    """What every figure says of the runs that it shows: their methods, tasks, presets and seeds.
+
+    Of several identities it says the names alone; which is which, their figure's legend says.
+    """
+    methods, tasks, presets, seeds = (list(dict.fromkeys(part)) for part in zip(*labels, strict=True))
+    methods, tasks = (
+        names if len(names) == 1 else list(dict.fromkeys(name.partition("+")[0] for name in names))
+        for names in (methods, tasks)
+    )
+    seeds.sort()
+    which = ", ".join(map(str, seeds))
+    if len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1:
+        which = f"{seeds[0]} to {seeds[-1]}"
+    count = f"{len(seeds)} seeds: " if len(seeds) > 1 else "seed "
+    return f"{', '.join(methods)} on {', '.join(tasks)}, {', '.join(presets)}, {count}{which}"
+
+
+def save(charts: Mapping[str, Any], folder: Path, footer: str) -> list[Path]:
     """Writes every chart as `<name>.svg` and `<name>.png`; returns the paths.
+
+    Args:
+        charts: Altair charts by name.
+        folder: Where to.
+        footer: Stands below every chart, in as many lines as it needs: of which runs it is.
 
     Raises:
         OutputError: If a file cannot be written.
     """
     paths = []
     for name, chart in charts.items():
-        specification = all_escaped(chart.to_dict())  # what XML does not know would end the process
+        # Escaped, since what XML does not know would end the process.
+        specification = all_escaped(_with_footer(chart.to_dict(), footer))
         svg = _renumbered(vl_convert.vegalite_to_svg(specification)).encode()
         png = vl_convert.vegalite_to_png(specification, scale=2)
         for ending, content in (("svg", svg), ("png", png)):
             paths.append(folder / f"{name}.{ending}")
             write(paths[-1], content)
     return paths
+
+
+def _with_footer(chart: dict[str, Any], footer: str) -> dict[str, Any]:
+    """The specification of a chart above a text, under the settings of all figures."""
+    whole = {key: chart.pop(key) for key in _OF_THE_WHOLE if key in chart}
+    config = dict(_CONFIG)
+    for part, own in whole.get("config", {}).items():
+        config[part] = {**_CONFIG.get(part, {}), **own} if isinstance(own, dict) else own
+    look = {"orient": "bottom", "anchor": "start", "fontSize": 10, "fontWeight": "normal", "color": LEVEL}
+    text = {"text": wrapped(footer, 80), "offset": 12, **look}
+    return {**whole, "config": config, "vconcat": [chart], "title": text}
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width` characters where that can be, broken after spaces, commas and plus signs."""
+    lines = [""]
+    for piece in re.findall(r"[^ ,+]*[ ,+]*", text):
+        if lines[-1] and len(lines[-1]) + len(piece.rstrip()) > width:
+            lines.append("")
+        lines[-1] += piece
+    return [line.rstrip() for line in lines]
+
+
+def titled(title: str | Sequence[str]) -> Any:
+    """A title that fits a panel: of several lines the first is the title, the others stand small below it."""
+    first, *notes = [title] if isinstance(title, str) else title
+    head, below = wrapped(first, 52), [line for note in notes for line in wrapped(note, 66)]
+    return first if [first] == head and not below else alt.Title(head, subtitle=below)
+
+
+class _Looks(NamedTuple):
+    """How the series of a chart look, with a legend: stroke and dash of lines, fill of areas and dots."""
+
+    stroke: Any
+    dash: Any
+    fill: Any
+
+
+def _looks(series: Iterable[str], levels: Iterable[str] = ()) -> _Looks:
+    """Colours of named series, and of levels, which are dashed."""
+    series, levels = list(series), list(levels)
+    colours = [COLOURS[i % len(COLOURS)] for i in range(len(series))] + [LEVEL] * len(levels)
+    names = [*series, *levels]
+    scale = alt.Scale(domain=names, range=colours)
+    dashes = alt.Scale(domain=names, range=[[1, 0]] * len(series) + [_DASHES] * len(levels))
+    legend = alt.Legend(symbolType="stroke", symbolStrokeWidth=2)
+    return _Looks(
+        alt.Stroke("series:N", title=None, scale=scale, legend=legend),
+        alt.StrokeDash("series:N", title=None, scale=dashes, legend=legend),
+        alt.Fill("series:N", title=None, scale=scale, legend=legend),
+    )
+
+
+def _axis(values: Iterable[float]) -> Any:
+    """An axis with whole numbers where all values are whole: counts have no halves."""
+    is_count = all(float(v).is_integer() for v in values)
+    return alt.Axis(tickMinStep=1, format=",d") if is_count else alt.Axis()
 
 
 def _renumbered(svg: str) -> str:
@@ -60,7 +160,7 @@ def heat_map(
         if np.isfinite(v)
     ]
     base = alt.Chart(
-        alt.Data(values=values), title=title, width=60 * matrix.shape[1], height=40 * len(matrix)
+        alt.Data(values=values), title=titled(title), width=60 * matrix.shape[1], height=40 * len(matrix)
     )
     base = base.encode(
         x=alt.X("column:O", title=column_title, axis=alt.Axis(labelAngle=0, orient="bottom")),
@@ -75,24 +175,32 @@ def heat_map(
 def lines(
     rows: Sequence[Row], title: str | list[str], x_title: str, y_title: str, chance: float | None = None
 ) -> Any:
-    """One line per series over integer abscissae, values in [0, 1]; `chance` draws a level.
+    """One line per series, values in [0, 1]; `chance` draws the level of guessing.
 
     A title may have several lines.
     """
     values = [{"series": r.series, "x": r.x, "value": r.value} for r in rows]
-    chart = (
-        alt.Chart(alt.Data(values=values), title=title, width=360, height=240)
-        .mark_line(point=True)
-        .encode(
-            x=alt.X("x:Q", title=x_title, axis=alt.Axis(tickMinStep=1)),
-            y=alt.Y("value:Q", title=y_title, scale=alt.Scale(domain=[0, 1])),
-            color=alt.Color("series:N", title=None),
-        )
+    guessing = {} if chance is None else {f"guessing: {chance:.3g}": chance}
+    looks = _looks(dict.fromkeys(r.series for r in rows), guessing)
+    base = alt.Chart(alt.Data(values=values)).encode(
+        x=alt.X("x:Q", title=x_title, axis=_axis(r.x for r in rows)),
+        y=alt.Y("value:Q", title=y_title, scale=alt.Scale(domain=[0, 1])),
     )
-    if chance is None:
-        return chart
-    level = alt.Chart(alt.Data(values=[{"value": chance}]))
-    return chart + level.mark_rule(strokeDash=[4, 4], color="grey").encode(y="value:Q")
+    layers = [
+        base.mark_line().encode(stroke=looks.stroke, strokeDash=looks.dash),
+        base.mark_point(filled=True, opacity=1).encode(fill=looks.fill),
+        *_rules(guessing, looks),
+    ]
+    return alt.layer(*layers).properties(title=titled(title), width=360, height=240)
+
+
+def _rules(levels: Mapping[str, float], looks: _Looks) -> list[Any]:
+    """A layer with a dashed line at every level, if there is one."""
+    if not levels:
+        return []
+    heights = alt.Data(values=[{"series": name, "level": height} for name, height in levels.items()])
+    rule = alt.Chart(heights).mark_rule()
+    return [rule.encode(y="level:Q", stroke=looks.stroke, strokeDash=looks.dash)]
 
 
 class Curve(NamedTuple):
@@ -119,13 +227,9 @@ def panels(
         chance: Panel -> the level that guessing has, where values are shares in [0, 1].
         notes: Panel -> a second line of its title.
     """
+    guessing = "guessing"
     names = sorted({run.series for run in runs})
-    colour = alt.Color(
-        "series:N",
-        title=None,
-        scale=alt.Scale(domain=names),
-        legend=alt.Legend(labelLimit=0, symbolOpacity=1),
-    )
+    looks = _looks(names, [guessing] if chance else [])
 
     def panel(title: str) -> Any:
         found: dict[tuple[str, float], list[float]] = {}
@@ -139,18 +243,20 @@ def panels(
             low, high = mean - (sd or 0.0), mean + (sd or 0.0)
             values.append({"series": series, "x": x, "mean": mean, "low": low, "high": high})
         base = alt.Chart(alt.Data(values=values)).encode(
-            x=alt.X("x:Q", title=x_title, axis=alt.Axis(tickMinStep=1)), color=colour
+            x=alt.X("x:Q", title=x_title, axis=_axis(x for _, x in found))
         )
-        axis = alt.Scale(domain=[0, 1]) if chance else alt.Scale(zero=True)
-        band = base.mark_area(opacity=0.2, clip=True).encode(y=alt.Y("low:Q", scale=axis), y2="high:Q")
-        line = base.mark_line(point=True).encode(y=alt.Y("mean:Q", title=y_title, scale=axis))
-        layers = [band, line]
-        if chance:
-            level = alt.Chart(alt.Data(values=[{"level": chance[title]}]))
-            layers.append(level.mark_rule(strokeDash=[4, 4], color="grey").encode(y="level:Q"))
+        scale = alt.Scale(domain=[0, 1]) if chance else alt.Scale(zero=True)
+        centre = alt.Y("mean:Q", title=y_title, scale=scale)
+        band = base.mark_area(opacity=0.2, clip=True)
+        layers = [
+            band.encode(y=alt.Y("low:Q", title=y_title, scale=scale), y2="high:Q", fill=looks.fill),
+            base.mark_line().encode(y=centre, stroke=looks.stroke, strokeDash=looks.dash),
+            base.mark_point(filled=True, opacity=1).encode(y=centre, fill=looks.fill),
+            *_rules({guessing: chance[title]} if chance else {}, looks),
+        ]
         note = (notes or {}).get(title)
-        chart = alt.layer(*layers)
-        return chart.properties(title=[title, note] if note else title, width=360, height=240)
+        heading = titled([title, note]) if note else title
+        return alt.layer(*layers).properties(title=heading, width=360, height=240)
 
     return alt.concat(*map(panel, sorted({run.panel for run in runs})), columns=2)
 
@@ -177,29 +283,26 @@ def bands(
         logarithmic: A logarithmic y axis, for bands above 0.
         logarithmic_x: A logarithmic x axis, for abscissae above 0.
     """
-    names = [*series, *(levels or {})]
-    colours = [COLOURS[i % len(COLOURS)] for i in range(len(series))] + [LEVEL] * len(levels or {})
-    scale = alt.Scale(domain=names, range=colours)
-    colour = alt.Color("series:N", title=None, scale=scale, legend=alt.Legend(labelLimit=0, symbolOpacity=1))
+    looks = _looks(series, levels or {})
     axis = alt.Scale(type="log" if logarithmic else "linear", zero=False)
     values = [
         {"series": name, "x": float(at), "centre": float(c), "low": float(low), "high": float(high)}
         for name, curve in series.items()
         for at, c, low, high in zip(x, *curve, strict=True)
     ]
-    across = alt.X("x:Q", title=x_title)
+    across = alt.X("x:Q", title=x_title, axis=_axis(x))
     if logarithmic_x:
         across = across.scale(type="log")
-    base = alt.Chart(alt.Data(values=values)).encode(x=across, color=colour)
+    base = alt.Chart(alt.Data(values=values)).encode(x=across)
+    centre = alt.Y("centre:Q", title=y_title, scale=axis)
     layers = [
-        base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", scale=axis), y2="high:Q"),
-        base.mark_line().encode(y=alt.Y("centre:Q", title=y_title, scale=axis)),
+        base.mark_area(opacity=0.2).encode(
+            y=alt.Y("low:Q", title=y_title, scale=axis), y2="high:Q", fill=looks.fill
+        ),
+        base.mark_line().encode(y=centre, stroke=looks.stroke, strokeDash=looks.dash),
+        *_rules(levels or {}, looks),
     ]
-    if levels:
-        heights = alt.Data(values=[{"series": name, "level": height} for name, height in levels.items()])
-        rule = alt.Chart(heights).mark_rule(strokeDash=[4, 4])
-        layers.append(rule.encode(y=alt.Y("level:Q", scale=axis), color=colour))
-    return alt.layer(*layers).properties(title=title, width=400, height=260)
+    return alt.layer(*layers).properties(title=titled(title), width=400, height=260)
 
 
 def functions(
@@ -221,48 +324,53 @@ def functions(
         points: Training data (x, y).
     """
     axis = alt.Scale(domain=list(y_domain), nice=False)
+    names = ["mean; bands: 1 and 2 standard deviations", "truth"]
+    looks = _looks(names[:1], names[1:])
+    grey = alt.Scale(domain=["training data"], range=["grey"])
 
-    def xy(pairs: Iterable[tuple[float, float]]) -> Any:
-        data = alt.Data(values=[{"x": float(x), "y": float(y)} for x, y in pairs])
-        return alt.Chart(data).encode(x="x:Q", y=alt.Y("y:Q", scale=axis))
+    def xy(name: str, pairs: Iterable[tuple[float, float]]) -> Any:
+        data = alt.Data(values=[{"series": name, "x": float(x), "y": float(y)} for x, y in pairs])
+        return alt.Chart(data).encode(x=across, y=alt.Y("y:Q", title="y", scale=axis))
+
+    across = alt.X("x:Q", title="x", axis=alt.Axis(tickCount=7))
 
     def panel(name: str) -> Any:
         mean, sd = series[name]
-        layers = [xy(points).mark_circle(size=8, color="grey", clip=True)]
+        dots = xy("training data", points).mark_circle(size=8, clip=True)
+        layers = [dots.encode(fill=alt.Fill("series:N", title=None, scale=grey))]
         for width in (2, 1):
             limits = zip(x, mean - width * sd, mean + width * sd, strict=True)
             values = [{"x": float(at), "low": float(low), "high": float(high)} for at, low, high in limits]
-            area = alt.Chart(alt.Data(values=values)).mark_area(opacity=0.25, color="steelblue", clip=True)
-            layers.append(area.encode(x="x:Q", y=alt.Y("low:Q", scale=axis), y2="high:Q"))
-        line = xy(zip(x, mean, strict=True)).mark_line(color="steelblue", clip=True)
-        dashed = xy(zip(x, truth, strict=True)).mark_line(strokeDash=[4, 4], color="black", clip=True)
-        chart = alt.layer(*layers, line, dashed).properties(title=name, width=360, height=240)
-        return chart.encode(x=alt.X("x:Q", title="x"), y=alt.Y(title="y"))
+            area = alt.Chart(alt.Data(values=values)).mark_area(opacity=0.25, color=COLOURS[0], clip=True)
+            layers.append(area.encode(x=across, y=alt.Y("low:Q", title="y", scale=axis), y2="high:Q"))
+        for line, height in zip(names, (mean, truth), strict=True):
+            drawn = xy(line, zip(x, height, strict=True)).mark_line(clip=True)
+            layers.append(drawn.encode(stroke=looks.stroke, strokeDash=looks.dash))
+        return alt.layer(*layers).properties(title=titled(name), width=360, height=240)
 
-    return alt.concat(*map(panel, series), columns=4).properties(title=title)
+    whole = alt.concat(*map(panel, series), columns=4).properties(title=title)
+    return whole.resolve_legend(fill="shared", stroke="shared")
 
 
 def points_and_lines(
     points: Mapping[str, Sequence[tuple[float, float]]],
     through: Mapping[str, Sequence[tuple[float, float]]],
-    title: str,
+    title: str | list[str],
 ) -> Any:
-    """Named sets of points (x, y), from black to grey, and named lines through others."""
+    """Named sets of points (x, y), from black to grey, and named lines through others, the last dashed."""
 
-    def values(named: Mapping[str, Sequence[tuple[float, float]]]) -> Any:
-        return alt.Data(
-            values=[{"name": n, "x": float(x), "y": float(y)} for n, of in named.items() for x, y in of]
-        )
+    def chart(named: Mapping[str, Sequence[tuple[float, float]]]) -> Any:
+        values = [{"series": n, "x": float(x), "y": float(y)} for n, of in named.items() for x, y in of]
+        return alt.Chart(alt.Data(values=values)).encode(x=alt.X("x:Q", title="x"), y=alt.Y("y:Q", title="y"))
 
     shades = alt.Scale(domain=list(points), range=["black", "#cccccc"])
-    dots = alt.Chart(values(points)).mark_point(filled=True)
-    dots = dots.encode(
-        x=alt.X("x:Q", title="x"),
-        y=alt.Y("y:Q", title="y"),
-        fill=alt.Fill("name:N", title=None, scale=shades),
+    *solid, dashed = through
+    looks = _looks(solid, [dashed])
+    dots = (
+        chart(points)
+        .mark_point(filled=True, opacity=1)
+        .encode(fill=alt.Fill("series:N", title=None, scale=shades))
     )
-    colours = alt.Scale(domain=list(through), range=[*COLOURS[: len(through) - 1], LEVEL])
-    drawn = alt.Chart(values(through)).mark_line()
-    drawn = drawn.encode(x="x:Q", y="y:Q", stroke=alt.Stroke("name:N", title=None, scale=colours))
-    layers = alt.layer(dots, drawn).resolve_scale(fill="independent", stroke="independent")
-    return layers.properties(title=title, width=400, height=260)
+    drawn = chart(through).mark_line().encode(stroke=looks.stroke, strokeDash=looks.dash)
+    layers = alt.layer(dots, drawn).resolve_scale(**APART)
+    return layers.properties(title=titled(title), width=400, height=260)

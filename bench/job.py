@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bench import records, registry
+from bench import loggers, records, registry
 from bench.contract import Task
 from bench.engine import Engine, TrainerOptions
 from bench.errors import UsageError
@@ -58,6 +58,7 @@ def make(plan: Plan) -> Job:
     with registry.defects(f"the task '{plan.task}'"):
         protocol: Task = choice.task.cls(choice.task_settings, plan.data_dir)
         digest = protocol.data_digest()
+    loggers.check(plan.loggers)
     if plan.threads is not None:
         torch.set_num_threads(plan.threads)
     directory = plan.out / choice.directory(plan.seed)

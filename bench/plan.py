@@ -15,6 +15,8 @@ from bench import registry
 from bench.registry import Choice
 from bench.settings import Count, Folder, Seed, Threads, settings
 
+Logger = Literal["csv", "tensorboard", "wandb", "wandb-offline"]
+
 
 @settings
 class Plan:
@@ -45,8 +47,8 @@ class Plan:
     """Folder for runs."""
     data_dir: str | None = None
     """Folder with data files; None searches the usual places."""
-    wandb: Literal["off", "offline", "online"] = "off"
-    """Whether the run is also logged to Weights & Biases."""
+    loggers: tuple[Logger, ...] = ()
+    """Where the run's epochs and numbers are also written, live (`bench.loggers`)."""
     force: bool = False
     """Replace what stands in the run's directory."""
 
@@ -112,7 +114,7 @@ class Options(TypedDict, total=False):
     threads: int | None
     out: Path | str
     data_dir: str | None
-    wandb: Literal["off", "offline", "online"]
+    loggers: tuple[Logger, ...]
     force: bool
 
 

@@ -197,6 +197,11 @@ class Record(_Part):
             raise ValueError(f"{self.method.members} members: must be 1 or more")
         return self
 
+    @property
+    def label(self) -> tuple[str, str, str, int]:
+        """Identities of method and task, preset, seed: what figures say of the run."""
+        return self.method.identity, self.task.identity, self.preset, self.seed
+
 
 # ----------------------------------------------------------------------------------------- reading, writing
 

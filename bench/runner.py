@@ -12,14 +12,14 @@ import logging
 import math
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-from bench import checkpoints, figures, records, registry
+from bench import checkpoints, figures, loggers, records, registry
 from bench.claim import Claim, claimed, log_file
 from bench.contract import Arrays, FinishedRun, Method, Row, Task
 from bench.data import array_digest
@@ -196,7 +196,8 @@ def redraw(directory: Path) -> list[Path]:
     """
     task, arrays = load_scores(directory)
     with registry.defects(f"the figures of {directory}"):
-        paths = figures.save(task.figures(arrays), directory / "figures")
+        footer = figures.footer([records.read_record(directory).label])
+        paths = figures.save(task.figures(arrays), directory / "figures", footer)
     with registry.defects(f"the curves of {directory}"):
         records.replace_curves(directory, _checked(task.curves(arrays)))
     return paths
@@ -234,17 +235,11 @@ def _noticing(notices: list[str]) -> Observer:
 
 @contextmanager
 def _observed(job: Job, observers: tuple[Observer, ...]) -> Iterator[Observer]:
-    """Has the observers told of the run, and Weights & Biases if the plan says so; gives who tells them."""
-    wandb: AbstractContextManager[Observer | None] = nullcontext()
-    if job.plan.wandb != "off":
-        from bench.wandb_log import logged
-
-        wandb = logged(job.plan.wandb, job.directory, job.choice, job.plan.seed)
-    with wandb as further:
-        told = observers if further is None else (*observers, further)
+    """Has the observers told of the run, and the plan's loggers; gives who tells them."""
+    with loggers.logging(job.plan.loggers, job.directory, job.choice, job.plan.seed) as further:
 
         def tell(event: str, values: dict[str, Any]) -> None:
-            for observer in told:
+            for observer in (*observers, *further):
                 observer(event, values)
 
         job.engine.observe(tell)
@@ -369,11 +364,11 @@ def _write(job: Job, outcome: _Outcome, record: records.Record, log: logging.Log
     for stage, history in engine.histories:
         rows += [Row(k, stage, r["epoch"], v) for r in history for k, v in r.items() if k != "epoch"]
     if arrays is not None:
-        with _spared(directory, log, tell, "curves"):
-            own = _checked(task.curves(arrays))
-        with _spared(directory, log, tell, "figures"):
-            figures.save(task.figures(arrays), directory / "figures")
-    records.write_curves(directory, own + rows)
+        rows = job.protocol.curves(arrays) + rows
+        records.write_arrays(directory, arrays)
+        charts = job.protocol.figures(arrays)
+        figures.save(charts, directory / "figures", figures.footer([record.label]))
+    records.write_curves(directory, rows)
     records.write_record(directory, record)
 
 

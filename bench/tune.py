@@ -267,6 +267,7 @@ def _run_all(cells: list[Plan], watch: Watch) -> list[Outcome]:
     for number, cell in enumerate(cells):
         with watch(f"{cell.method} {cell.task}, configuration {number} of 0 to {len(cells) - 1}") as observer:
             outcome = run_cell(cell, (observer,))
+            observer("end", {"status": outcome.status})
         # A method may refuse a problem under some settings; any other refusal concerns every configuration.
         if outcome.refusal and not (outcome.began and isinstance(outcome.refusal, UsageError)):
             raise outcome.refusal

@@ -27,6 +27,7 @@ turns only where paired runs show it. A method without spread has BALD 0 everywh
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -185,17 +186,20 @@ class ActiveLearning(Task):
         losses: list[float] = []
         tests: list[Arrays] = []
         counts: list[int] = []
+        tested = {*range(0, own.acquired, EVERY), own.acquired}
+        numbers, stages = itertools.count(1), len(tested) + own.acquired
         for step in range(own.acquired + 1):
-            is_last = step == own.acquired
-            engine.stage(f"{len(points)} points", step + 1, own.acquired + 1)
-            if step % EVERY == 0 or is_last:
+            name = f"{len(points)} points"
+            if step in tested:
+                engine.stage(name, next(numbers), stages)
                 tests.append(engine.once(partial(self._test, engine, points)))
                 counts.append(len(points))
                 for objective, nll in zip(
                     active.OBJECTIVES, np.mean([t["val_nll"] for t in tests], 0), strict=True
                 ):
                     engine.log(f"mean_nll_{objective}", nll, len(points))
-            if not is_last:
+            if step < own.acquired:
+                engine.stage(name, next(numbers), stages)
                 drawn = engine.once(partial(self._acquire, engine, points, oracle))
                 losses.append(float(drawn["loss"]))
                 points = points.and_then(int(drawn["index"]), int(drawn["label"]), float(drawn["proposal"]))

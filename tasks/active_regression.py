@@ -245,14 +245,15 @@ class ActiveRegression(Task):
 
     def run(self, engine: Engine) -> Arrays:
         """Acquisitions of every trajectory, and the ends of every fitted line."""
-        engine.stage("acquisition")
+        stages = len(self.sizes) + 1
+        engine.stage("acquisition", 1, stages)
         indices, probabilities = self.acquire(engine)
         problem, sizes, ends = self.problem(), self.sizes, []
         for i, size in enumerate(sizes, 1):
-            engine.stage(f"{size} points", i, len(sizes))
+            engine.stage(f"{size} points", i, stages)
             fit = partial(self.fit, engine, problem, indices[:, :size], probabilities[:, :size])
             ends.append(engine.once(fit)["ends"])
-        engine.stage("whole pool")
+        engine.stage("whole pool", stages, stages)
         full = self.values_at_ends(engine, engine.fit(problem, self.budget), 1)
         pool_inputs, pool_targets = self.own_data("pool")
         return {
@@ -331,6 +332,10 @@ class ActiveRegression(Task):
 
     def figures(self, arrays: Arrays) -> dict[str, Any]:
         """Example (Fig 5.4a), test error (5.4b), bias (5.8a), variance (C.1a), overfitting bias (5.9a)."""
+        return self._figures(arrays)
+
+    def _figures(self, arrays: Arrays, *notes: str) -> dict[str, Any]:
+        """The figures, with further lines of their titles."""
         sizes = np.array(self.sizes)
         estimates = {name: -values for name, values in risk_errors(arrays, sizes).items()}
         whole_pool = {"whole pool": full_pool_error(arrays)}
@@ -344,7 +349,7 @@ class ActiveRegression(Task):
             levels: dict[str, float],
         ) -> Any:
             named = {OBJECTIVES[name]: intervals.band(v, kind) for name, v in values.items()}
-            titles = [title, f"{how}; {intervals.CAPTIONS[kind]}"]
+            titles = [title, f"{how}; {intervals.CAPTIONS[kind]}", *notes]
             return figures.bands(named, self.sizes, titles, X_TITLE, y_title, levels)
 
         fixed, none = "estimates of one fixed line's risk", {"no bias": 0.0}
@@ -352,14 +357,19 @@ class ActiveRegression(Task):
         unbiased = {name: estimates[name] for name in ("pure", "lure")}
         variances = {OBJECTIVES[n]: Band.flat(v.var(0, ddof=1)) for n, v in estimates.items()}
         return {
-            "example": example(arrays, self.sizes),
+            "example": example(arrays, self.sizes, *notes),
             "test_error": chart(
                 "Test error after training", "mean squared error", line_errors(arrays), "sd", whole_pool
             ),
             "bias": chart(f"Bias of {fixed}", bias, estimates, "sd", none),
             "unbiased": chart(f"Bias of unbiased {fixed}", bias, unbiased, "simultaneous", none),
             "variance": figures.bands(
-                variances, self.sizes, [f"Variance of {fixed}", how], X_TITLE, "variance", logarithmic=True
+                variances,
+                self.sizes,
+                [f"Variance of {fixed}", how, *notes],
+                X_TITLE,
+                "variance",
+                logarithmic=True,
             ),
             "overfitting_bias": chart(
                 "Overfitting bias after training", "test risk - R_LURE", overfitting, "sd", none
@@ -372,7 +382,7 @@ class ActiveRegression(Task):
         charts = {
             f"{run.task_identity}-{run.method_identity}-seed{run.seed}-{name}": chart
             for run in runs
-            for name, chart in run.task.figures(run.arrays).items()
+            for name, chart in run.task._figures(run.arrays, figures.footer([run.label])).items()
         }
         return replace(super().compare(runs), charts=charts)
 
@@ -445,7 +455,7 @@ def squared_deviations(values: np.ndarray) -> np.ndarray:
     return (values - values.mean(0)) ** 2 * len(values) / (len(values) - 1)
 
 
-def example(arrays: Arrays, sizes: list[int]) -> Any:
+def example(arrays: Arrays, sizes: list[int], *notes: str) -> Any:
     """The pool, the points that the first trajectory acquired first, and the lines fitted to them."""
     at = int(np.abs(np.array(sizes) - 20).argmin())
     pool = np.stack([arrays["pool_inputs"], arrays["pool_targets"]], 1)
@@ -455,5 +465,5 @@ def example(arrays: Arrays, sizes: list[int]) -> Any:
     return figures.points_and_lines(
         {"acquired": pool[is_acquired].tolist(), "in the pool": pool[~is_acquired].tolist()},
         {name: list(zip(ENDS, ends.tolist(), strict=True)) for name, ends in fitted.items()},
-        f"The first trajectory with M = {sizes[at]}: lines trained with each objective",
+        [f"The first trajectory with M = {sizes[at]}", "lines trained with each objective", *notes],
     )

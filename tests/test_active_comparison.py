@@ -149,7 +149,7 @@ def test_bands_are_standard_errors_and_figures_say_so(tmp_path):
     own = intervals.band(np.stack([t.nll[:, 0] for t in trajectories]), "standard_error")
     values = [row for data in walk(chart) for row in data if row.get("series") == "R~"]
     assert {round(v["low"], 9) for v in values} == {round(float(x), 9) for x in own.low}
-    assert len(figures.save(charts, tmp_path)) == 6
+    assert len(figures.save(charts, tmp_path, "footer")) == 6
 
 
 def walk(chart):
@@ -235,7 +235,7 @@ def test_figures_of_testing_are_drawn(tmp_path):
     given = trials(a=[models(1.0), models(1.0, 1)], b=[models(0.5)])
     charts = active_comparison.compare_testing(given).charts
     assert {name.rpartition("-")[2] for name in charts} == {"squared_error", "bias", "variance"}
-    for path in figures.save(charts, tmp_path):
+    for path in figures.save(charts, tmp_path, "footer"):
         assert 0 < path.stat().st_size < 2**20
 
 

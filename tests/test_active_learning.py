@@ -184,7 +184,7 @@ def test_fits_are_those_of_the_protocol():
         12,
     ]
     assert {s for s in engine.samples} == {8, 100}
-    assert [number for _, number, _ in engine.stages] == list(range(1, 8))
+    assert [place for _, *place in engine.stages] == [[number, 9] for number in range(1, 10)]
 
 
 def test_last_points_are_tested_even_between_two_tests():

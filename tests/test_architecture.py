@@ -61,7 +61,7 @@ FLOORS = {
         *("bench.checkpoints", "bench.watch", "bench.trainer", "bench.engine"),
     },
     "names and records": {"bench.registry", "bench.index", "bench.records"},
-    "one run": {"bench.plan", "bench.claim", "bench.job", "bench.runner", "bench.wandb_log"},
+    "one run": {"bench.plan", "bench.claim", "bench.job", "bench.runner", "bench.loggers"},
     "many runs": {"bench.runs", "bench.means", "bench.sweep", "bench.tune", "bench.leaderboard.*"},
     "command line": {"bench.progress", "bench.commands.*", "bench.cli", "bench.__main__"},
 }
@@ -361,8 +361,9 @@ def test_no_file_is_too_long_to_be_read():
     assert lines["bench.contract"] < 400
 
 
-def test_only_one_file_knows_wandb():
-    assert knowing("wandb") == {"bench.wandb_log"}
+@pytest.mark.parametrize("package", ["wandb", "tensorboard", "torch.utils.tensorboard"])
+def test_only_one_file_knows_a_logger(package):
+    assert knowing(package) == {"bench.loggers"}
 
 
 def test_tasks_know_no_optimiser_and_the_leaderboard_no_engine():

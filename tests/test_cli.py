@@ -98,7 +98,11 @@ BAD = [
     (2, [*RUN, "--preset", "smok"], "unknown preset 'smok': did you mean smoke?"),
     (2, [*RUN, "--preset=bogus"], "unknown preset 'bogus': choose from smoke, standard, paper"),
     (2, [*RUN, "--preset"], "unknown preset ''"),
-    (2, [*RUN, "--wandb", "maybe"], "--wandb maybe: must be one of off, offline, online"),
+    (
+        2,
+        [*RUN, "--logger", "csv,wand"],
+        "--logger wand: must be one of csv, tensorboard, wandb, wandb-offline",
+    ),
     (2, [*RUN, "--trainer.accelerator", "abacus"], "--trainer: Lightning does not accept these options"),
     (2, [*RUN, "--trainer.devices", "-3"], "--trainer: Lightning does not accept these options"),
     (2, [*RUN, "--trainer.num_nodes", "0"], "--trainer.num_nodes 0: must be 1 or more"),

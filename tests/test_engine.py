@@ -333,9 +333,10 @@ def test_observer_hears_of_stages_epochs_and_numbers():
     engine.stage("one", 1, 2)
     engine.fit(problems.mlp(), BUDGET)
     engine.log("accuracy", 0.5, 7)
-    assert [event for event, _ in heard] == ["stage", *["epoch"] * 4, "log"]
+    assert [event for event, _ in heard] == ["stage", *["epoch"] * 4, "fit", "log"]
     assert heard[0][1] == {"name": "one", "number": 1, "of": 2}
-    assert heard[2][1].keys() >= {"epoch", "of", "loss"}
+    assert heard[2][1].keys() >= {"epoch", "of", "loss", "fit", "fits"}
+    assert heard[-2][1] == {"fit": 1, "fits": 1, "was_there": False}
     assert heard[-1][1] == {"name": "accuracy", "value": 0.5, "step": 7}
     assert engine.logged == [("accuracy", "one", 7.0, 0.5)]
 
@@ -504,7 +505,7 @@ def test_stopped_fit_goes_on_to_the_same_weights(tmp_path, name, stop):
     assert [path.suffix for path in folder.glob("*")] == ([".partial"] if stop > 4 else [])
     engine = make(cls, folder=folder, checkpoint_seconds=0)
     steps = []
-    engine.observe(lambda event, values: steps.append(values["epoch"]))
+    engine.observe(lambda event, values: steps.append(values["epoch"]) if event == "epoch" else None)
     method = engine.fit(problems.mlp(), BUDGET)
     assert steps == list(range((stop - 1) // 4 + 1, 5))
     assert digest(method) == digest(undisturbed)

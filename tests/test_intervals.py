@@ -235,7 +235,7 @@ def test_chart_is_drawn_with_all_its_names(tmp_path, logarithmic):
     chart = figures.bands(
         {"B": band, "A": band}, [10, 20], ["title", "note"], "M", "risk", {"whole pool": 0.7}, logarithmic
     )
-    svg, _ = figures.save({"figure": chart}, tmp_path)
+    svg, _ = figures.save({"figure": chart}, tmp_path, "footer")
     text = svg.read_text()
     for word in ("A", "B", "whole pool", "title", "note", "M", "risk"):
         assert f">{word}<" in text

@@ -87,7 +87,7 @@ def test_plans_are_data():
         ({"seed": 0.5}, "--seed 0.5: should be a valid integer"),
         ({"members": 0}, "--members 0: must be 1 or more"),
         ({"threads": 0}, "--threads 0: must be 1 or more"),
-        ({"wandb": "on"}, "--wandb on: should be 'off', 'offline' or 'online'"),
+        ({"loggers": ["on"]}, "--loggers on: should be 'csv', 'tensorboard', 'wandb' or 'wandb-offline'"),
         ({"method_settings": [1]}, r"--method-settings \[1\]: should be a valid dictionary"),
         ({"data_dir": 3}, "--data-dir 3: should be a valid string"),
         ({"sed": 1}, "--sed 1: Unexpected keyword argument"),

@@ -180,7 +180,7 @@ def test_number_that_is_not_finite_stays_out_of_the_record_and_in_the_curves(tmp
         ({"threads": 0}, "--threads 0: must be 1 or more"),
         ({"members": 0}, "--members 0: must be 1 or more"),
         ({"seed": "first"}, "--seed first: should be a valid integer"),
-        ({"wandb": "on"}, "--wandb on: should be 'off', 'offline' or 'online'"),
+        ({"loggers": ["on"]}, "--loggers on: should be 'csv', 'tensorboard', 'wandb' or 'wandb-offline'"),
         ({"sed": 1}, "--sed 1: Unexpected keyword argument"),
         ({"method_settings": {"learning_rate": 0}}, "--method.learning_rate 0: .*greater than 0"),
         ({"method_settings": {"learning_rat": 1}}, "mfvi has no such setting; did you mean learning_rate"),

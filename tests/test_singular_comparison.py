@@ -312,8 +312,8 @@ def test_bands_show_the_truth_and_its_noise(triplet, scale, tmp_path):
         assert row["centre"] == pytest.approx(centre)
         assert row["high"] - row["centre"] == pytest.approx(1.6448536)
         assert row["centre"] - row["low"] == pytest.approx(1.6448536)
-    assert chart.to_json().count('"title": [') == 2
-    assert len(figures.save(drawn, tmp_path)) == 2
+    assert chart.to_json().count('"subtitle": [') == 2
+    assert len(figures.save(drawn, tmp_path, "footer")) == 2
 
 
 def test_psi_against_n_is_drawn(tmp_path):
@@ -328,7 +328,7 @@ def test_psi_against_n_is_drawn(tmp_path):
     assert (shown["centre"], shown["high"] - shown["low"]) == (-11, pytest.approx(2))  # standard error 1
     assert rows["-lambda log n + (m - 1) log log n", 1000]["centre"] == -1000
     assert '"type": "log"' in chart.to_json()
-    assert len(figures.save(drawn, tmp_path)) == 2
+    assert len(figures.save(drawn, tmp_path, "footer")) == 2
     assert not charts.psi_charts([runs[0], run(GAMMA, [np.nan], well, num_train=5)])
 
 

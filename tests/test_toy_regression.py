@@ -313,7 +313,7 @@ def test_reference_is_drawn_beside_the_run(tmp_path):
     arrays = normal_arrays(lambda x: np.full_like(x, 0.1), 50)
     charts = task.figures(arrays | task.reference(arrays))
     assert len(charts["function"].to_dict()["concat"]) == 2
-    assert len(figures.save(charts, tmp_path)) == 2
+    assert len(figures.save(charts, tmp_path, "footer")) == 2
 
 
 def test_preset_of_mean_field_is_the_published_one():

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bench.commands.formats import Row, add_format, drawn, plain, write
-from bench.commands.parser import Parser, errors, output
+from bench.commands.parser import Parser, add_imports, errors, output
 from bench.commands.results import direction, in_words, metrics_of, say_twice
 from bench.errors import UsageError
 from bench.registry import nearest
@@ -31,6 +31,7 @@ def list_runs(arguments: list[str]) -> None:
         default=None,
         help="only runs of this status",
     )
+    add_imports(parser)
     add_format(parser)
     chosen = parser.parse_args(arguments)
 
@@ -85,6 +86,7 @@ def compare(arguments: list[str]) -> None:
     parser.add_argument(
         "--metric", type=str | None, default=None, help="another metric than the main one; all: every one"
     )
+    add_imports(parser)
     add_format(parser)
     chosen = parser.parse_args(arguments)
 

@@ -14,6 +14,7 @@ from bench.errors import BenchError, UsageError
 
 if TYPE_CHECKING:
     from bench.contract import FinishedRun
+    from bench.figures import Label
     from bench.records import Record
     from bench.spec import Metric
 
@@ -180,7 +181,7 @@ def _draw_together(directories: list[Path], folder: Path) -> None:
         if twice := sorted(drawn & comparison.charts.keys()):
             raise UsageError(f"tasks of two kinds draw a figure named {twice[0]}: draw their runs apart")
         drawn |= comparison.charts.keys()
-        _save(comparison.charts, folder)
+        _save(comparison.charts, folder, [run.label for run in runs])
         table = [list(comparison.header), *map(list, comparison.rows)] if comparison.rows else []
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         for row in table:
@@ -190,10 +191,10 @@ def _draw_together(directories: list[Path], folder: Path) -> None:
             output.print(sentence, soft_wrap=True)
 
 
-def _save(charts: Mapping[str, Any], folder: Path) -> None:
+def _save(charts: Mapping[str, Any], folder: Path, labels: Iterable[Label]) -> None:
     from bench import figures
 
-    for path in figures.save(charts, folder):
+    for path in figures.save(charts, folder, figures.footer(labels)):
         output.print(str(path), soft_wrap=True)
 
 

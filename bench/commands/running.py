@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from bench import registry
 from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, output
 from bench.commands.results import print_record
 from bench.errors import UsageError
 from bench.index import kept
+from bench.plan import Logger
 from bench.settings import read_yaml
 
 _TABLES = ("method", "task", "trainer")
@@ -22,6 +23,7 @@ _MUST_BE = {
     "preset": f"one of {', '.join(registry.PRESETS)}",
     "config": "left out, a file names no further file",
 }
+_LOGGERS = get_args(Logger)
 
 
 def _words(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -60,6 +62,14 @@ def _config(path: str) -> dict[str, Any]:
     return content
 
 
+def _loggers(given: list[str]) -> tuple[str, ...]:
+    """Names out of the flags `--logger`, each of which may hold several, with commas between them."""
+    names = tuple(name.strip() for flag in given for name in flag.split(","))
+    if unknown := [name for name in names if name not in _LOGGERS]:
+        raise UsageError(f"--logger {unknown[0]}: must be one of {', '.join(_LOGGERS)}")
+    return names
+
+
 def _run_parser(method: str | None, task: str | None, preset: str) -> Parser:
     parser = Parser("bench run", description="Fit METHOD on TASK, score it, write the record.")
     parser.add_argument(
@@ -82,10 +92,11 @@ def _run_parser(method: str | None, task: str | None, preset: str) -> Parser:
     )
     add_run_arguments(parser)
     parser.add_argument(
-        "--wandb",
-        type=Literal["off", "offline", "online"],
-        default="off",
-        help="also log to Weights & Biases",
+        "--logger",
+        action="append",
+        type=str,
+        metavar="NAME",
+        help=f"write epochs and numbers live: {', '.join(_LOGGERS)}; may be repeated",
     )
     parser.add_argument("--force", action="store_true", help="replace what stands in the run's directory")
     if method is not None and task is not None:
@@ -152,7 +163,7 @@ def run(arguments: list[str]) -> None:
         plain = {f.name: f.default for f in fields(entry.cls.settings_class)} | defaults
         values = vars(chosen[flag]) if flag in chosen else {}
         given[flag] = {k: v for k, v in values.items() if v != plain[k]}
-    with shown(errors, f"{method} {task}") as observer:
+    with shown(errors, f"{method} {task}, seed {chosen.seed}") as observer:
         done = runner.run(
             method,
             task,
@@ -165,7 +176,7 @@ def run(arguments: list[str]) -> None:
             threads=chosen.threads,
             out=chosen.out,
             data_dir=chosen.data_dir,
-            wandb=chosen.wandb,
+            loggers=_loggers(chosen.logger or []),
             force=chosen.force,
             observers=(observer,),
         )

@@ -48,6 +48,7 @@ def sweep(arguments: list[str]) -> int:
     for number, cell in enumerate(cells, 1):
         with shown(errors, f"{number} of {len(cells)}: {cell}") as observer:
             outcomes.append(run_cell(cell, (observer,)))
+            observer("end", {"status": outcomes[-1].status})
     rows: list[Row] = []
     for outcome in outcomes:
         record = outcome.record

@@ -107,7 +107,7 @@ def learning_charts(lines: Mapping[str, Sequence[Learning]], notes: Sequence[str
         charts[measure] = alt.concat(
             *(figures.bands(own, x, [line, *notes], POINTS, y_title) for line, own in panels.items()),
             columns=2,
-        ).resolve_scale(color="independent")
+        ).resolve_scale(**figures.APART)
     return charts
 
 
@@ -146,8 +146,7 @@ def error_charts(lines: Mapping[str, Sequence[Models]], notes: Sequence[str] = (
         y_title = "variance, nats squared"
         charts["variance"].append(figures.bands(own, x, title, LABELS, y_title, logarithmic=True))
     return {
-        name: alt.concat(*panels, columns=2).resolve_scale(color="independent")
-        for name, panels in charts.items()
+        name: alt.concat(*panels, columns=2).resolve_scale(**figures.APART) for name, panels in charts.items()
     }
 
 

@@ -598,7 +598,9 @@ def stopped_fit_goes_on(case: Case, folder: Path, patience: int | None) -> None:
     torch.load(next(folder.iterdir()), weights_only=True)
     seen = []
     resumed = case.fit(
-        budget=budget, checkpoints=folder, observer=lambda event, values: seen.append(values.get("epoch"))
+        budget=budget,
+        checkpoints=folder,
+        observer=lambda event, values: seen.append(values["epoch"]) if event == "epoch" else None,
     )
     assert seen == list(range(stop_at, 1 + len(expected.history))), "the epochs trained after the stop"
     assert resumed.history == expected.history

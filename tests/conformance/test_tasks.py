@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import toys
+from drawn import half_counts, names_in_legends, texts, unnamed
 
 import bench
 from bench import cli, data, figures, records, registry, tables
@@ -298,7 +299,8 @@ def test_curves_are_finite(name, runs):
 def test_figures_are_drawn(name, runs, tmp_path):
     task, arrays = load_scores(runs(name).directory)
     charts = task.figures(arrays)
-    paths = figures.save(charts, tmp_path)
+    footer = figures.footer([runs(name).record.label])
+    paths = figures.save(charts, tmp_path, footer)
     assert [path.name for path in paths] == [
         f"{chart}.{ending}" for chart in charts for ending in ("svg", "png")
     ]
@@ -306,8 +308,25 @@ def test_figures_are_drawn(name, runs, tmp_path):
         content = path.read_bytes()
         assert content.startswith(b"<svg" if path.suffix == ".svg" else b"\x89PNG")
         assert len(content) < 2**20
-    again = figures.save(task.figures(arrays), tmp_path / "again")
+    again = figures.save(task.figures(arrays), tmp_path / "again", footer)
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in paths]
+
+
+@every_task
+def test_figures_say_what_they_show(name, runs):
+    """Method, task, preset and seed; what each dashed line and dot is; counts in whole numbers."""
+    directory, record, _ = runs(name)
+    task, arrays = load_scores(directory)
+    charts = task.figures(arrays)
+    drawn = {path.stem: path.read_text() for path in (directory / "figures").glob("*.svg")}
+    assert drawn.keys() == charts.keys()
+    for chart, svg in drawn.items():
+        said = texts(svg)
+        for word in (record.method.identity, record.task.identity, f"{record.preset},seed{record.seed}"):
+            assert word in "".join(said).replace(" ", "")
+        assert not unnamed(charts[chart])
+        assert not half_counts(charts[chart])
+        assert names_in_legends(charts[chart]) <= set(said)
 
 
 @every_task
@@ -318,7 +337,12 @@ def test_runs_are_compared(name, runs, tmp_path):
         found = type(run.task).compare(given)
         assert found.rows or found.sentences
         assert all(len(row) == len(found.header) for row in found.rows)
-    assert len(figures.save(found.charts, tmp_path)) == 2 * len(found.charts)  # of both: the dearer to draw
+    footer = figures.footer(each.label for each in given)
+    paths = figures.save(found.charts, tmp_path, footer)
+    assert len(paths) == 2 * len(found.charts)  # of both: the dearer to draw
+    for chart in found.charts.values():
+        assert not unnamed(chart)
+        assert not half_counts(chart)
 
 
 @pytest.mark.slow

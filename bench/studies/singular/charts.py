@@ -44,7 +44,9 @@ def psi_charts(runs: Sequence[Run]) -> dict[str, Any]:
         chart = figures.bands(series, slope.sizes, title, "n", "Psi, nats", logarithmic_x=True)
         panels.setdefault(slope.triplet, []).append(chart)
     return {
-        f"psi-{_slug(triplet)}": alt.concat(*of, columns=2).properties(title=str(triplet))
+        f"psi-{_slug(triplet)}": alt.concat(*of, columns=2)
+        .properties(title=str(triplet))
+        .resolve_scale(**figures.APART)
         for triplet, of in panels.items()
     }
 
@@ -90,7 +92,7 @@ def predictive_charts(runs: Iterable[Run]) -> dict[str, Any]:
     charts = {}
     for (triplet, num_train, preset, seed), of in panels.items():
         whole = f"{triplet}, n = {num_train}, {preset}, seed {seed}"
-        chart = alt.concat(*of, columns=2).properties(title=whole)
+        chart = alt.concat(*of, columns=2).properties(title=whole).resolve_scale(**figures.APART)
         charts[f"predictive-{_slug(triplet)}-n{num_train}-{_slug(preset)}-seed{seed}"] = chart
     return charts
 
