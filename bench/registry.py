@@ -144,8 +144,8 @@ def _of_pattern(name: str, package: Any, known: dict[str, Entry]) -> Entry | Non
     return None
 
 
-_own: dict[str, Entry] = {}
-"""What `import_own` has imported."""
+_own: dict[str, tuple[type, Any]] = {}
+"""Classes that `import_own` has imported, by their names, each with its module."""
 
 
 @contextmanager
@@ -192,11 +192,12 @@ def import_own(*names: str) -> None:
             cls = getattr(module, class_name)
         if not (inspect.isclass(cls) and issubclass(cls, Method | Task)):
             raise UsageError(f"'{name}' is no Method and no Task of bench.contract")
-        _own[name] = _whole(_entry(name, cls, {}, module_name, module))
+        _must_be_whole(_entry(name, cls, {}, module_name, module))
+        _own[name] = cls, module
 
 
-def _whole(entry: Entry) -> Entry:
-    """A user's own entry, once everything stands in it that the suite reads before a run."""
+def _must_be_whole(entry: Entry) -> None:
+    """Refuses a user's own entry unless all that the suite reads before a run stands in it."""
     if not is_pydantic_dataclass(entry.cls.settings_class):
         raise UsageError(f"'{entry.name}': its settings_class must be a class under @bench.settings.settings")
     if issubclass(entry.cls, Method) and not isinstance(entry.cls.provides, frozenset):
@@ -211,7 +212,6 @@ def _whole(entry: Entry) -> Entry:
                 f"'{entry.name}': PRESETS: {preset}: no such setting as {unknown[0]}; "
                 f"{nearest(str(unknown[0]), entry.flags())}"
             )
-    return entry
 
 
 def _find(name: str, kind: str, known: dict[str, Entry], base: type) -> Entry:
@@ -226,9 +226,10 @@ def _find(name: str, kind: str, known: dict[str, Entry], base: type) -> Entry:
         raise UsageError(
             f"the {kind} '{name}' is not part of this suite: --import {name} runs its code, if you trust it"
         )
-    if not issubclass(_own[name].cls, base):
+    cls, module = _own[name]
+    if not issubclass(cls, base):
         raise UsageError(f"'{name}' is no {base.__name__} of bench.contract")
-    return _own[name]
+    return _entry(name, cls, {}, name.partition(":")[0], module)
 
 
 def method(name: str) -> Entry:
