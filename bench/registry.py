@@ -203,8 +203,8 @@ def refuse_unknown(method: str, task: str) -> None:
             raise _unknown(name, kind, known)
 
 
-_own: dict[str, Entry] = {}
-"""What `import_own` has imported."""
+_own: dict[str, tuple[type, Any]] = {}
+"""Classes that `import_own` has imported, by their names, each with its module."""
 
 
 @contextmanager
@@ -252,11 +252,12 @@ def import_own(*names: str) -> None:
         bases = tuple(map(_base, ("method", "task")))
         if not (inspect.isclass(cls) and issubclass(cls, bases)):
             raise UsageError(f"'{name}' is no Method and no Task of bench.contract")
-        _own[name] = _whole(_entry(name, cls, {}, module_name, module))
+        _must_be_whole(_entry(name, cls, {}, module_name, module))
+        _own[name] = cls, module
 
 
-def _whole(entry: Entry) -> Entry:
-    """A user's own entry, once everything stands in it that the suite reads before a run."""
+def _must_be_whole(entry: Entry) -> None:
+    """Refuses a user's own entry unless all that the suite reads before a run stands in it."""
     if not is_pydantic_dataclass(entry.cls.settings_class):
         raise UsageError(f"'{entry.name}': its settings_class must be a class under @bench.settings.settings")
     if issubclass(entry.cls, _base("method")) and not isinstance(entry.cls.provides, frozenset):
@@ -271,7 +272,6 @@ def _whole(entry: Entry) -> Entry:
                 f"'{entry.name}': PRESETS: {preset}: no such setting as {unknown[0]}; "
                 f"{nearest(str(unknown[0]), entry.flags())}"
             )
-    return entry
 
 
 def _unknown(name: str, kind: str, known: Entries) -> UsageError:
@@ -290,10 +290,11 @@ def _find(name: str, kind: str, known: Entries) -> Entry:
         raise UsageError(
             f"the {kind} '{name}' is not part of this suite: --import {name} runs its code, if you trust it"
         )
+    cls, module = _own[name]
     base = _base(kind)
-    if not issubclass(_own[name].cls, base):
+    if not issubclass(cls, base):
         raise UsageError(f"'{name}' is no {base.__name__} of bench.contract")
-    return _own[name]
+    return _entry(name, cls, {}, name.partition(":")[0], module)
 
 
 def method(name: str) -> Entry:

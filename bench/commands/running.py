@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -45,7 +46,7 @@ def _words(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
 def _configs(arguments: list[str]) -> dict[str, Any]:
     """What the files after `--config` say together, later ones first."""
     found: dict[str, Any] = {}
-    for flag, following in zip(arguments, [*arguments[1:], ""], strict=True):
+    for flag, following in pairwise([*arguments, ""]):
         if flag == "--config" or flag.startswith("--config="):
             found |= _config(following if flag == "--config" else flag.partition("=")[2])
     return found
