@@ -1,14 +1,11 @@
-"""Names: which methods and tasks there are, their presets, and the identity of a choice of settings.
+"""Names that a user may type, their presets, and the identity of a choice of settings.
 
-Methods and tasks are found by listing the files of `bench.methods` and `bench.tasks`; a user's own is named
-`package.module:Class`, and is known once `import_own` has imported it. Names are read from the source
-(`bench.names`); a file is imported, and torch with it, when an entry of it is asked for.
+The suite's own names are those of the catalogue (`bench.catalogue`). A user's own class is named
+`package.module:Class`, and is known once `import_own` has imported it.
 """
 
 from __future__ import annotations
 
-import ast
-import difflib
 import hashlib
 import importlib
 import inspect
@@ -21,7 +18,7 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -31,8 +28,8 @@ from pydantic.dataclasses import is_pydantic_dataclass
 
 import bench.methods
 import bench.tasks
+from bench.catalogue import Entries, Entry, base_of, entry_of, nearest
 from bench.errors import BenchError, UsageError
-from bench.names import declared
 from bench.settings import build
 from bench.text import one_line
 
@@ -47,133 +44,6 @@ Tuning = Literal["published", "tuned", "untuned"]
 _tuned = ContextVar("tuned", default=True)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A public name.
-
-    Attributes:
-        name: As typed on the command line.
-        cls: The class behind it.
-        fixed: Settings that the name fixes.
-        file: Stem of the file that declares it.
-        presets: Preset -> settings other than the defaults; of a method, on every task.
-        members: Of a method: how many independent copies the name stands for.
-        search: Of a method: setting -> range in `bench tune`.
-    """
-
-    name: str
-    cls: Any
-    fixed: Mapping[str, Any]
-    file: str
-    presets: Mapping[str, Mapping[str, Any]]
-    members: int = 1
-    search: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def provides(self) -> frozenset[str]:
-        """Capabilities of a method."""
-        from bench.ensemble import capabilities
-
-        return capabilities(self.cls.provides, self.members)
-
-    @property
-    def summary(self) -> str:
-        """First line of the file's documentation."""
-        line = (inspect.getmodule(self.cls).__doc__ or self.cls.__doc__ or "").strip().splitlines()[0]
-        return line if self.members == 1 else f"{self.members} independent fits, pooled. {line}"
-
-    def flags(self) -> list[str]:
-        """Settings that a user may choose."""
-        return [f.name for f in fields(self.cls.settings_class) if f.name not in self.fixed]
-
-
-def _classes(module: Any, base: type) -> list[type]:
-    own = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, base)]
-    return [c for c in own if c.__module__ == module.__name__]
-
-
-def _entry(name: str, cls: type, fixed: Mapping[str, Any], file: str, module: Any) -> Entry:
-    settings = {k: v for k, v in fixed.items() if k != "members"}
-    presets, search = getattr(module, "PRESETS", {}), getattr(module, "SEARCH", {})
-    return Entry(name, cls, settings, file, presets, fixed.get("members", 1), search)
-
-
-class Entries(Mapping[str, Entry]):
-    """The entries of a package by name; the file of a name is imported when its entry is asked for.
-
-    Args:
-        package: `bench.methods` or `bench.tasks`.
-        kind: `method` or `task`.
-    """
-
-    def __init__(self, package: Any, kind: str) -> None:
-        self._package, self._kind = package, kind
-        self._declared = declared(package.__path__)
-        self._made: dict[str, Entry] = {}
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._declared)
-
-    def __len__(self) -> int:
-        return len(self._declared)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._declared
-
-    def __getitem__(self, name: str) -> Entry:
-        if name not in self._made:
-            declaration = self._declared[name]
-            module = self._module(declaration.file)
-            base = _base(self._kind)
-            classes = _classes(module, base)
-            if len(classes) != 1:
-                raise UsageError(f"{module.__file__} must declare one {base.__name__}, not {len(classes)}")
-            self._made[name] = _entry(name, classes[0], declaration.fixed, declaration.file, module)
-        return self._made[name]
-
-    def may_hold(self, name: str) -> bool:
-        """Whether a name is declared, or may be one that spells out settings; imports nothing.
-
-        A name that spells out settings begins with the stem of its file.
-        """
-        return name in self or any(
-            known.has_pattern and name.startswith(f"{known.file}_") for known in self._declared.values()
-        )
-
-    def of_file(self, file: str) -> list[Entry]:
-        """The entries of one file, by its stem; none if there is no such file."""
-        return [self[name] for name, declaration in self._declared.items() if declaration.file == file]
-
-    def of_pattern(self, name: str) -> Entry | None:
-        """The entry of a name that spells out settings, as a file's `PATTERN` has it, under that name."""
-        for known, declaration in self._declared.items():
-            if not (declaration.has_pattern and name.startswith(f"{declaration.file}_")):
-                continue
-            match = self._module(declaration.file).PATTERN.fullmatch(name)
-            if match:
-                try:
-                    values = {setting: ast.literal_eval(text) for setting, text in match.groupdict().items()}
-                except (ValueError, SyntaxError):
-                    reason = "holds a number that cannot be read"
-                    raise UsageError(f"the name '{one_line(name)}' {reason}") from None
-                build(self[known].cls.settings_class, values, self._kind)  # says which value is out of range
-                return replace(self[known], name=name, fixed=values)
-        return None
-
-    def _module(self, file: str) -> Any:
-        try:
-            return importlib.import_module(f"{self._package.__name__}.{file}")
-        except Exception as error:
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            raise UsageError(f"cannot import {self._package.__name__}.{file}: {reason}") from error
-
-
-def _base(kind: str) -> type:
-    from bench.contract import Method, Task
-
-    return {"method": Method, "task": Task}[kind]
-
-
 @cache
 def methods() -> Entries:
     """All methods by name."""
@@ -184,12 +54,6 @@ def methods() -> Entries:
 def tasks() -> Entries:
     """All tasks by name."""
     return Entries(bench.tasks, "task")
-
-
-def nearest(name: str, among: list[str]) -> str:
-    """' Did you mean ...?' with the nearest names, or what there is to choose from."""
-    close = difflib.get_close_matches(name, among, n=3, cutoff=0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(among)}"
 
 
 def refuse_unknown(method: str, task: str) -> None:
@@ -249,10 +113,10 @@ def import_own(*names: str) -> None:
         with defects(f"cannot import '{name}'"):
             module = importlib.import_module(module_name)
             cls = getattr(module, class_name)
-        bases = tuple(map(_base, ("method", "task")))
+        bases = tuple(map(base_of, ("method", "task")))
         if not (inspect.isclass(cls) and issubclass(cls, bases)):
             raise UsageError(f"'{name}' is no Method and no Task of bench.contract")
-        _must_be_whole(_entry(name, cls, {}, module_name, module))
+        _must_be_whole(entry_of(name, cls, {}, module_name, module))
         _own[name] = cls, module
 
 
@@ -260,7 +124,7 @@ def _must_be_whole(entry: Entry) -> None:
     """Refuses a user's own entry unless all that the suite reads before a run stands in it."""
     if not is_pydantic_dataclass(entry.cls.settings_class):
         raise UsageError(f"'{entry.name}': its settings_class must be a class under @bench.settings.settings")
-    if issubclass(entry.cls, _base("method")) and not isinstance(entry.cls.provides, frozenset):
+    if issubclass(entry.cls, base_of("method")) and not isinstance(entry.cls.provides, frozenset):
         raise UsageError(f"'{entry.name}': provides must be a frozenset of capabilities")
     tables = [entry.search, entry.presets]
     tables += entry.presets.values() if isinstance(entry.presets, Mapping) else ()
@@ -291,10 +155,10 @@ def _find(name: str, kind: str, known: Entries) -> Entry:
             f"the {kind} '{name}' is not part of this suite: --import {name} runs its code, if you trust it"
         )
     cls, module = _own[name]
-    base = _base(kind)
+    base = base_of(kind)
     if not issubclass(cls, base):
         raise UsageError(f"'{name}' is no {base.__name__} of bench.contract")
-    return _entry(name, cls, {}, name.partition(":")[0], module)
+    return entry_of(name, cls, {}, name.partition(":")[0], module)
 
 
 def method(name: str) -> Entry:

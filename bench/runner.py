@@ -364,11 +364,12 @@ def _write(job: Job, outcome: _Outcome, record: records.Record, log: logging.Log
     for stage, history in engine.histories:
         rows += [Row(k, stage, r["epoch"], v) for r in history for k, v in r.items() if k != "epoch"]
     if arrays is not None:
-        rows = job.protocol.curves(arrays) + rows
-        records.write_arrays(directory, arrays)
-        charts = job.protocol.figures(arrays)
-        figures.save(charts, directory / "figures", figures.footer([record.label]))
-    records.write_curves(directory, rows)
+        with _spared(directory, log, tell, "curves"):
+            own = _checked(task.curves(arrays))
+        with _spared(directory, log, tell, "figures"):
+            charts = task.figures(arrays)
+            figures.save(charts, directory / "figures", figures.footer([record.label]))
+    records.write_curves(directory, own + rows)
     records.write_record(directory, record)
 
 

@@ -60,7 +60,7 @@ FLOORS = {
         *("bench.ensemble", "bench.compiled", "bench.stacked"),
         *("bench.checkpoints", "bench.watch", "bench.trainer", "bench.engine"),
     },
-    "names and records": {"bench.registry", "bench.index", "bench.records"},
+    "names and records": {"bench.catalogue", "bench.registry", "bench.index", "bench.records"},
     "one run": {"bench.plan", "bench.claim", "bench.job", "bench.runner", "bench.loggers"},
     "many runs": {"bench.runs", "bench.means", "bench.sweep", "bench.tune", "bench.leaderboard.*"},
     "command line": {"bench.progress", "bench.commands.*", "bench.cli", "bench.__main__"},

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from bench import registry
 from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, output
@@ -63,12 +63,12 @@ def _config(path: str) -> dict[str, Any]:
     return content
 
 
-def _loggers(given: list[str]) -> tuple[str, ...]:
+def _loggers(given: list[str]) -> tuple[Logger, ...]:
     """Names out of the flags `--logger`, each of which may hold several, with commas between them."""
     names = tuple(name.strip() for flag in given for name in flag.split(","))
     if unknown := [name for name in names if name not in _LOGGERS]:
         raise UsageError(f"--logger {unknown[0]}: must be one of {', '.join(_LOGGERS)}")
-    return names
+    return cast("tuple[Logger, ...]", names)
 
 
 def _run_parser(method: str | None, task: str | None, preset: str) -> Parser:
