@@ -107,9 +107,13 @@ def distinct(directories: Iterable[Path]) -> tuple[list[Path], list[Path]]:
     once: dict[Path, Path] = {}
     again = []
     for directory in directories:
-        if directory.resolve() in once:
+        try:
+            place = directory.resolve()
+        except (OSError, ValueError):  # no path at all, which reading it will tell
+            place = directory
+        if place in once:
             again.append(directory)
-        once.setdefault(directory.resolve(), directory)
+        once.setdefault(place, directory)
     return list(once.values()), again
 
 

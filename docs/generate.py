@@ -83,6 +83,11 @@ def interval(values: list[float]) -> str:
     return f"{of.centre:.4f}" + ("" if np.isnan(of.half) else f" ± {of.half:.4f}")
 
 
+def footer(runs: list[FinishedRun]) -> str:
+    """What stands below a figure of runs."""
+    return figures.footer(run.label for run in runs)
+
+
 def table(header: list[str], rows: list[list[str]]) -> str:
     """A Markdown table."""
     lines = [header, ["---"] * len(header), *rows]
@@ -354,8 +359,8 @@ def continual_floor() -> str:
     return table(header, rows)
 
 
-def continual_charts() -> dict[str, Any]:
-    """Accuracy of every variant with three seeds or none, by scenario, and the gradients of step 2."""
+def continual_charts() -> dict[str, tuple[Any, list[FinishedRun]]]:
+    """Accuracy of every variant with three seeds or none, and the gradients of step 2; with their runs."""
     shown, curves = [], []
     for path, record in committed():
         task, method = record.task, record.method
@@ -372,7 +377,10 @@ def continual_charts() -> dict[str, Any]:
         shown.append(finished(path))
         if task.identity in ("split_mnist", "permuted_mnist") and method.identity == "mfvi":
             curves.append(finished(path))
-    return {"accuracy": continual.accuracies(shown), "gradients": continual.gradients(curves)}
+    return {
+        "accuracy": (continual.accuracies(shown), shown),
+        "gradients": (continual.gradients(curves), curves),
+    }
 
 
 # ---- active learning and testing
@@ -556,6 +564,14 @@ def singular_charts() -> dict[str, Any]:
     """Predictive bands of the rows of Figs 1 and 2, and Psi against n."""
     shown = [run for run in singular_runs() if (run.triplet, singular_table.parsed(run.method)) in FIGURES]
     return charts.predictive_charts(shown) | charts.psi_charts(singular_runs())
+
+
+def singular_labels(name: str) -> Iterator[figures.Label]:
+    """Of the runs in a figure."""
+    for run in singular_runs():
+        alike = [other for other in singular_runs() if other.triplet == run.triplet]
+        if name in charts.predictive_charts([run]) or name in charts.psi_charts(alike):
+            yield run.method, "singular_evidence", run.preset, run.seed
 
 
 def singular_figures() -> str:
@@ -771,19 +787,21 @@ def draw() -> None:
     folder = ROOT / "docs" / "figures"
     identities = ("toy_regression", "toy_regression+layers=3")
     toys = [r for r in finished_runs("toy_regression") if r.task_identity in identities and not r.seed]
-    figures.save(type(toys[0].task).compare(toys).charts, folder)
-    figures.save({f"continual-{name}": chart for name, chart in continual_charts().items()}, folder)
+    figures.save(type(toys[0].task).compare(toys).charts, folder, footer(toys))
+    for name, (chart, runs) in continual_charts().items():
+        figures.save({f"continual-{name}": chart}, folder, footer(runs))
     for task in ("active_mnist", "active_testing_mnist"):
-        figures.save(compared(task).charts, folder)
-    figures.save(singular_charts(), folder)
+        figures.save(compared(task).charts, folder, footer(finished_runs(task)))
+    for name, chart in singular_charts().items():
+        figures.save({name: chart}, folder, figures.footer(singular_labels(name)))
     for run in finished_runs("active_regression"):
         drawn = run.task.figures(run.arrays)
         shown = {f"{run.task_identity}-{name}": drawn[name] for name in ("bias", "variance", "test_error")}
-        figures.save(shown, folder)
+        figures.save(shown, folder, footer([run]))
     for run in finished_runs("split_mnist"):
         name = f"{run.task_identity}-{run.method_identity}-accuracy_matrix"
         if run.seed == 0 and name in SPLIT_MNIST.read_text():
-            figures.save({name: run.task.figures(run.arrays)["accuracy_matrix"]}, folder)
+            figures.save({name: run.task.figures(run.arrays)["accuracy_matrix"]}, folder, footer([run]))
 
 
 def main() -> int:
