@@ -83,7 +83,7 @@ def lines(runs: Iterable[Found]) -> tuple[list[Line], list[str]]:
             continue
         finished.setdefault(_protocol(run.record), []).append(run.record)
     if unfinished:
-        said.append(f"{unfinished} of the runs are not finished and not counted")
+        said.append(f"runs that are not finished and not counted: {unfinished}")
     found = []
     for protocol, title in _titles(list(finished)).items():
         records = finished[protocol]

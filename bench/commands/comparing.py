@@ -49,7 +49,10 @@ def list_runs(arguments: list[str]) -> None:
         words = f": {in_words(first, first.task.main_metric)}" if first else ""
         output.print(plain(folder + words), soft_wrap=True)
         rows = [_listed(run) for run in runs]
-        output.print(drawn(rows, output.width, without=("directory", "task", "metric")))
+        output.print(drawn(rows, output.width, without=("directory", "task", "metric", "note")))
+        for run in runs:
+            if run.note:
+                output.print(plain(f"{run.directory}: {run.note}"), soft_wrap=True)
         output.print()
 
 
