@@ -217,11 +217,9 @@ class Engine:
         self._call = (len(self.fits), len(parts))
         side_by_side = self.options.stacked
         if side_by_side is None:
-            prefers = "stacked" in self.method_class.fastest
-            side_by_side = prefers and not self._compiles(problems[0], budget)
-        fitted = None
-        if side_by_side and len(parts) > 1:
-            fitted = self._until_whole(lambda: self._fit_stacked(parts, budget))
+            side_by_side = "stacked" in self.method_class.fastest and not self._compiles(problems[0], budget)
+        together = partial(self._fit_stacked, parts, budget)
+        fitted = self._until_whole(together) if side_by_side and len(parts) > 1 else None
         if fitted is None:
             fits = (partial(self._fit, problem, budget, start, probe) for problem, start in parts)
             fitted = [self._until_whole(fit) for fit in fits]
@@ -439,10 +437,7 @@ class Engine:
 
     def _run(self, lightning: Trainer, module: Any, watch: Watch, loader: Any, val: Any = None) -> None:
         # The method's own code may draw from torch's global generator: give it a seed, and give it back.
-        with (
-            randomness.seeded(self.seed, "train", self._stage, len(self.fits)),
-            self._finite_predictions(),
-        ):
+        with randomness.seeded(self.seed, "train", self._stage, len(self.fits)), self._finite_predictions():
             trainer.fit(lightning, module, watch, loader, val)
 
 
