@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from rich.cells import cell_len
@@ -181,7 +181,7 @@ class _Lines:
         while not self.over.wait(max(self.last + self.seconds - self.course.clock(), 0.01)):
             try:
                 self.write(only_if_due=True)
-            except OSError:  # a full disk, a closed pipe: the run itself says so where it matters
+            except OSError:
                 return
 
     def write(self, ending: str = "", only_if_due: bool = False) -> None:
@@ -223,18 +223,20 @@ class Shown:
             self.ending = values["status"]
             return
         self.course.follow(event, values)
-        if not self.is_shown:
-            self.is_shown = True
-            self.view.start()
-        if event == "notice":
-            self.view.notice(f"{self.title}: {_printable(values['text'])}")
-        else:
-            self.view.tell(event)
+        with suppress(OSError):  # a full disk, a closed pipe: the run goes on unseen
+            if not self.is_shown:
+                self.is_shown = True
+                self.view.start()
+            if event == "notice":
+                self.view.notice(f"{self.title}: {_printable(values['text'])}")
+            else:
+                self.view.tell(event)
 
     def stop(self, ending: str | None = None) -> None:
         """Ends what is shown."""
-        if self.is_shown:
-            self.view.stop(ending or self.ending)
+        with suppress(OSError):
+            if self.is_shown:
+                self.view.stop(ending or self.ending)
 
 
 @contextmanager

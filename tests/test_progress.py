@@ -10,6 +10,7 @@ from conformance import problems
 from rich.console import Console
 from rich.text import Text
 
+from bench.commands.parser import SafeConsole
 from bench.contract import Budget
 from bench.engine import Engine, TrainerOptions
 from bench.errors import Diverged
@@ -292,6 +293,28 @@ def test_an_ending_that_the_caller_has_caught_is_told(clock):
         observer(*stage(2, 4))
         observer("end", {"status": "diverged"})
     assert lines(console)[-1].endswith("25 %  title: step 2 (2 of 4): diverged")
+
+
+class Gone(io.StringIO):
+    """A reader that is gone, or a full disk."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def write(self, text):
+        """Takes nothing."""
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [BrokenPipeError(32, "Broken pipe"), OSError(28, "No space left on device")])
+@pytest.mark.parametrize("on_terminal", [True, False])
+def test_a_run_goes_on_where_nobody_reads_its_progress(error, on_terminal, clock):
+    console = SafeConsole(file=Gone(error), width=80, force_terminal=on_terminal, _environ={"TERM": "xterm"})
+    with shown(console, "map split_digits", clock) as observer:
+        for event, values in a_run():
+            observer(event, values)
+        observer("notice", {"text": "something"})
 
 
 def test_nothing_is_shown_of_a_run_without_events(clock):

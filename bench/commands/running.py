@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
@@ -182,5 +183,6 @@ def run(arguments: list[str]) -> None:
             observers=(observer,),
         )
     if done.is_first_process:
-        print_record(done.directory, errors)
+        with suppress(OSError):  # nobody reads it any more; the run stands
+            print_record(done.directory, errors)
         output.print(str(done.directory), soft_wrap=True)
