@@ -234,9 +234,10 @@ def test_seeds_of_a_method_that_does_not_depend_on_them_are_one_value(call):
 
 
 def test_names_that_are_not_known_here_have_numbers_without_unit(call):
-    made("nowhere.methods:Mine", 0, 0.5, task="mine", task__name="nowhere.tasks:Mine")
+    own = {"method__name": "nowhere.methods:Mine", "task__name": "nowhere.tasks:Mine"}
+    made("nowhere.methods.Mine", 0, 0.5, task="mine", **own)
     made("mfvi", 1, 0.5, metrics={"average_accuracy": 0.5, "of_old": 2.0})
-    mine = "runs/mine/nowhere.methods:Mine/standard-seed0"
+    mine = "runs/mine/nowhere.methods.Mine/standard-seed0"
     code, out, _ = call("show", mine)
     assert code == 0
     assert "units and directions are not known here" in out

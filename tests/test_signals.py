@@ -22,6 +22,17 @@ SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 FIT = ["run", "toys:Signals", "toys:OwnTask"]
 
 
+@pytest.fixture(autouse=True)
+def heard():
+    """The handlers of a terminal, should the tests themselves run under nohup."""
+    handlers = dict.fromkeys((number for number, _ in SIGNALS), signal.SIG_DFL)
+    handlers[signal.SIGINT] = signal.default_int_handler
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.fixture
 def call(capsys, monkeypatch, tmp_path):
     """Calls `bench ARGUMENTS` in an empty folder; returns exit code, standard output and standard error."""
@@ -32,7 +43,8 @@ def call(capsys, monkeypatch, tmp_path):
         capsys.readouterr()
         code = cli.main([str(a) for a in arguments])
         assert [signal.getsignal(number) for number, _ in SIGNALS] == before
-        return code, *capsys.readouterr()
+        out, err = capsys.readouterr()
+        return code, out, toys.told(err)
 
     return call
 
@@ -186,7 +198,7 @@ def test_process_that_is_terminated_twice(tmp_path):
     """In a fit, and once more when the line is out: no traceback, 143."""
     environment = toys.environment(SIGNALS=str(int(signal.SIGTERM)))
     process = toys.start([*FIT, "--threads", "1"], tmp_path, env=environment)
-    assert process.stderr.readline() == LINE
+    assert next(line for line in process.stderr if toys.told(line)) == LINE
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
     assert (*process.communicate(timeout=60), process.returncode) == ("", "", 143)

@@ -499,7 +499,12 @@ def test_bench_data_check_of_everything_passes_over_tables_that_are_not_there(ca
     folder = generated.write_public(tmp_path, "yacht")
     code, out, err = call(capsys, "data", "check", "--data-dir", str(tmp_path))
     assert (code, err) == (0, "")
-    for line in ("mnist: checked", "boston: not here", "yacht: Yacht hydrodynamics", "diabetes: Diabetes"):
+    for line in (
+        "whole: mnist: checked",
+        "not here: boston",
+        "whole: yacht: Yacht",
+        "whole: diabetes: Diabetes",
+    ):
         assert f"\n{line}" in f"\n{out}"
     (folder / "data.txt").write_text("1 2 3\n")
     assert call(capsys, "data", "check", "--data-dir", str(tmp_path))[0] == 3

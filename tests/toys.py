@@ -1,6 +1,7 @@
 """Methods and tasks with one known behaviour each, named `toys:Class`, and processes that run them."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -271,6 +272,11 @@ def environment(**more: str) -> dict[str, str]:
     own = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")}
     path = os.pathsep.join([str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)])
     return own | {"PYTHONPATH": path.rstrip(os.pathsep), "COLUMNS": "200"} | more
+
+
+def told(err: str) -> str:
+    """Standard error without the lines that show progress."""
+    return "".join(line for line in err.splitlines(True) if not re.match(r"\d\d:\d\d:\d\d  +\d+ %  ", line))
 
 
 def start(arguments: list[str], cwd: Path, **options: Any) -> subprocess.Popen:

@@ -12,9 +12,9 @@ import torch
 from conformance import laws, problems
 from conformance.laws import Case
 
+from bench import checkpoints
 from bench.contract import Budget
 from bench.divergence import log_prob
-from bench.engine import Engine
 from bench.methods.linear import Linear
 from bench.methods.map import MAP
 from bench.methods.mc_dropout import MCDropout
@@ -455,10 +455,10 @@ def test_law_catches_state_outside_the_checkpoint(tmp_path):
 
 def test_law_catches_training_again(tmp_path, monkeypatch):
     """An engine that never looks for finished fits is caught."""
-    find = Engine._checkpoint_path
+    name = checkpoints.name
     with monkeypatch.context() as patch:
         count = iter(range(10))
-        patch.setattr(Engine, "_checkpoint_path", lambda self, n: find(self, n + next(count)))
+        patch.setattr(checkpoints, "name", lambda n, stage: name(n + next(count), stage))
         with pytest.raises(AssertionError, match="trained again"):
             laws.finished_fit_is_found_again(broken(MFVI), tmp_path / "broken")
     laws.finished_fit_is_found_again(broken(MFVI), tmp_path / "sound")
