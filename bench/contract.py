@@ -363,7 +363,7 @@ class Task(ABC):
         """Every metric of the spec, from the arrays alone; the leaderboard calls it again on stored ones."""
 
     def losses(self, arrays: Arrays) -> np.ndarray | None:
-        """The main metric of each held-out example `[N]`, in the order of the arrays; their mean is the metric.
+        """The main metric of each held-out example `[N]`, in the order of the arrays; its mean is the metric.
 
         Under overlapping splits (`Spec.split_ratio`), of each split. None: the metric is no such mean.
         """
