@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
@@ -317,11 +318,8 @@ class Task(ABC):
 
     A file under `tasks/` declares one subclass, `NAMES` (public name -> settings that this name fixes,
     written out as a dictionary) and `PRESETS` (preset -> settings other than the defaults; the defaults are
-    the preset `standard`).
-
-    Args:
-        settings: An instance of the subclass's `settings_class`.
-        data_dir: Where data files lie; None searches the usual places.
+    the preset `standard`). A task is made of an instance of its `settings_class` and the folder of data
+    files, None to search the usual places.
     """
 
     settings_class: ClassVar[type]
@@ -363,6 +361,13 @@ class Task(ABC):
     def score(self, arrays: Arrays) -> Metrics:
         """Every metric of the spec, from the arrays alone; the leaderboard calls it again on stored ones."""
 
+    def losses(self, arrays: Arrays) -> np.ndarray | None:
+        """The main metric of each held-out example `[N]`, in the order of the arrays; its mean is the metric.
+
+        Under overlapping splits (`Spec.split_ratio`), of each split. None: the metric is no such mean.
+        """
+        return None
+
     @property
     def target(self) -> str | None:
         """A name, fit for a file, of the posterior that runs approximate: that of its reference posterior.
@@ -387,10 +392,7 @@ class Task(ABC):
     def compare(cls, runs: Sequence[FinishedRun]) -> Comparison:
         """Several runs together: charts, a table, and what can be said of their differences, with intervals.
 
-        The runs are of all tasks that inherit the same `compare`. By default every metric is tabled and the
-        main metric compared (`bench.comparison.of_metrics`).
-
-        Raises:
-            UsageError: If the runs cannot stand together.
+        The runs are of all tasks that inherit the same `compare`; UsageError says that they cannot stand
+        together. By default every metric is tabled and the main metric compared (`bench.comparison`).
         """
         return of_metrics(runs)

@@ -51,7 +51,9 @@ class Spec:
     """What a task measures. `version` grows whenever the same predictions would score differently.
 
     `validation_metric` names a metric that the run also logs on validation data, the only number that tuning
-    looks at. A task without one cannot be tuned.
+    looks at. A task without one cannot be tuned. `split_ratio` is of a task whose test sets are overlapping
+    splits of one table: test over training examples of a split (Nadeau and Bengio 2003, "Inference for the
+    Generalization Error"); None says that all test examples are different ones.
     """
 
     question: str
@@ -63,6 +65,7 @@ class Spec:
     ranked: bool = True
     min_seeds: int = 3
     validation_metric: str | None = None
+    split_ratio: float | None = None
 
 
 class Row(NamedTuple):

@@ -186,6 +186,11 @@ class IrisDepth(Task):
             scores["total_variation"] = float(np.mean(distances))
         return scores
 
+    def losses(self, arrays: Arrays) -> np.ndarray:
+        """Test cross-entropy of each flower in nats, averaged over the fits, `[N]`."""
+        fits, labels = metrics.restore(arrays["log_probs"]), arrays["labels"]
+        return -fits[:, np.arange(len(labels)), labels].mean(0)
+
     def curves(self, arrays: Arrays) -> list[Row]:
         """Test cross-entropy of the fits, the best first."""
         losses = enumerate(cross_entropies(arrays), 1)

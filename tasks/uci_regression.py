@@ -133,6 +133,7 @@ class UCIRegression(Task):
             main_metric="log_likelihood",
             min_seeds=1,  # the splits are the repetitions
             validation_metric="log_likelihood",
+            split_ratio=1 / 9,
         )
 
     # ---- data
@@ -266,6 +267,10 @@ class UCIRegression(Task):
             "rmse_standard_error": _standard_error(rmse),
             "coverage_error": abs(_coverage(below, 0.9) - 0.9),
         }
+
+    def losses(self, arrays: Arrays) -> np.ndarray:
+        """Log likelihood of each split in nats, `[K]`; the splits overlap."""
+        return self.per_split(arrays)[0]
 
     def curves(self, arrays: Arrays) -> list[Row]:
         """Scores and noise of every split; the coverage of central intervals by their level in percent."""

@@ -1,5 +1,6 @@
 """The Python that a newcomer sees first is run: the block of the README, and the notebook of the docs."""
 
+import runpy
 from pathlib import Path
 
 import nbformat
@@ -14,8 +15,8 @@ README = Path(__file__).parent.parent / "README.md"
 def test_python_of_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (block,) = [b for b in pages.blocks("../README.md") if b.language == "python"]
-    names = {}
-    exec(compile(block.text, "README.md", "exec"), names)
+    (tmp_path / "typed.py").write_text(block.text)
+    names = runpy.run_path(tmp_path / "typed.py")
     assert names["prediction"].log_probs.shape == (100, 5, 10)
     assert names["prediction"].average().shape == (5, 10)
 

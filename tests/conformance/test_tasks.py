@@ -274,6 +274,51 @@ def test_law_catches_a_run_that_reads_the_targets(tmp_path):
         bench.run("mfvi", "toys:Peeks", out=tmp_path)
 
 
+def losses_are_of_the_main_metric(task, arrays):
+    """Their mean is the main metric, and two test targets that change places move no loss but their own."""
+    losses, main = task.losses(arrays), task.spec.main_metric
+    if losses is None:
+        return
+    (key,) = set(arrays) & {"labels", "targets"}
+    assert losses.shape == arrays[key].shape[:1]
+    assert losses.mean() == pytest.approx(task.score(arrays)[main], rel=1e-12)
+    first, *others = np.random.default_rng(0).permutation(arrays[key].shape[-1])
+    for second in others:
+        swapped = arrays[key].copy()
+        part = swapped if swapped.ndim == 1 else swapped[0]  # of splits, within the first
+        part[[first, second]] = part[[second, first]]
+        moved = task.losses(arrays | {key: swapped})
+        if (moved != losses).any():
+            break
+    assert (moved != losses).any()
+    assert set(np.flatnonzero(moved != losses)) <= ({first, second} if part is swapped else {0})
+    assert moved.mean() == pytest.approx(task.score(arrays | {key: swapped})[main], rel=1e-12)
+
+
+@every_task
+def test_losses_are_of_the_main_metric(name, runs):
+    losses_are_of_the_main_metric(*load_scores(runs(name).directory))
+
+
+@pytest.mark.parametrize(
+    "cheat",
+    [
+        lambda losses: losses * 0 + losses.mean(),  # the mean is right, the examples say nothing
+        lambda losses: np.sort(losses),  # of the right values, in an order that no other run shares
+        lambda losses: 1 - losses,  # the errors, where the metric is the accuracy
+    ],
+    ids=["constant", "sorted", "errors"],
+)
+def test_law_catches_losses_of_no_example(cheat, runs, monkeypatch):
+    """Negative controls on split_digits."""
+    task, arrays = load_scores(runs("split_digits").directory)
+    losses_are_of_the_main_metric(task, arrays)
+    honest = task.losses
+    monkeypatch.setattr(task, "losses", lambda arrays: cheat(honest(arrays)), raising=False)
+    with pytest.raises(AssertionError):
+        losses_are_of_the_main_metric(task, arrays)
+
+
 @every_task
 def test_arrays_are_small_and_of_plain_kinds(name, runs):
     arrays = records.read_arrays(runs(name).directory)
