@@ -16,7 +16,7 @@ def test_python_of_the_readme_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (block,) = [b for b in pages.blocks("../README.md") if b.language == "python"]
     (tmp_path / "typed.py").write_text(block.text)
-    names = runpy.run_path(tmp_path / "typed.py")
+    names = runpy.run_path(str(tmp_path / "typed.py"))
     assert names["prediction"].log_probs.shape == (100, 5, 10)
     assert names["prediction"].average().shape == (5, 10)
 
