@@ -89,9 +89,7 @@ class Evidence:
         k, count = splits.shape
         means = splits.mean(1)
         nothing, share = np.zeros(k), 1 / count + test_to_train
-        return cls(
-            tuple(values), means, nothing, np.full(k, np.inf), nothing, splits - means[:, None], share
-        )
+        return cls(tuple(values), means, nothing, np.full(k, np.inf), nothing, splits - means[:, None], share)
 
     def worlds(self, generator: np.random.Generator) -> np.ndarray:
         """Worlds where every true mean is 0, `[3, k, B]`.

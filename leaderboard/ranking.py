@@ -244,9 +244,7 @@ def _intervals(centre: np.ndarray, parts: Parts, basis: str) -> list[Interval]:
     if not len(centre):
         return []
     low, high = Contrasts(parts).limits(centre)
-    return [
-        Interval(float(x), float(a), float(b), basis) for x, a, b in zip(centre, low, high, strict=True)
-    ]
+    return [Interval(float(x), float(a), float(b), basis) for x, a, b in zip(centre, low, high, strict=True)]
 
 
 def _scores(evidence: Evidence, base: str, top: str) -> tuple[np.ndarray, sparse.csr_array]:
