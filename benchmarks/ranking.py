@@ -1,11 +1,11 @@
-"""How often the leaderboard's intervals hold the truth, and how often they part what differs, in made-up worlds.
+"""How often the leaderboard's intervals hold the truth, and part what differs, in made-up worlds.
 
     python benchmarks/ranking.py [--worlds 1000] [--json benchmarks/ranking.json] [--check]
 
-A world has k entries of S seeds on N test examples. The variance of a difference of two entries is 1; a stated
-share of it is due to examples (half of that to the noise of single losses), the rest to seeds. Coverage of ranks
-counts worlds in which every entry's rank interval holds all its true ranks; coverage of cells counts cells.
-`--check` demands what tests/test_ranking.py demands, of every row.
+A world has k entries of S seeds on N test examples. The variance of a difference of two entries is 1; a share
+of it is due to examples (half of that to the noise of single losses), the rest to seeds. Coverage of ranks
+counts worlds in which every rank interval holds all true ranks of its entry; coverage of cells counts cells.
+`--check` demands of every row what tests/test_ranking.py demands.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Verdict(NamedTuple):
     below: np.ndarray
 
 
-# --------------------------------------------------------------------------------------------- what is judged
+# -------------------------------------------------------------------------------------- what is judged
 
 
 def by_rank(losses: np.ndarray) -> Verdict:
@@ -118,7 +118,7 @@ def by_nothing(losses: np.ndarray) -> Verdict:
     return Verdict(np.full((2, len(losses)), [[-np.inf], [np.inf]]), np.zeros((len(losses),) * 2, bool))
 
 
-# ------------------------------------------------------------------------------------------------------ worlds
+# ----------------------------------------------------------------------------------------------- worlds
 
 
 def normal_worlds(
@@ -137,7 +137,7 @@ def normal_worlds(
 
 
 def skewed_worlds(worlds: int, seeds: int, tails: Sequence[float], examples: int = 300) -> Iterator[World]:
-    """Lognormal losses with expectation 1 and these standard deviations of the logarithm, half of it shared."""
+    """Lognormal losses of expectation 1 whose logarithms have these standard deviations, half shared."""
     tail = np.asarray(tails)[:, None]
     for number in range(worlds):
         g = np.random.default_rng([number, seeds])
@@ -149,7 +149,7 @@ def skewed_worlds(worlds: int, seeds: int, tails: Sequence[float], examples: int
 
 
 def judged(judge: Callable[[np.ndarray], Verdict], worlds: Iterator[World]) -> dict[str, float]:
-    """Coverage of cells, coverage of ranks, and power: how often the last entry is separated from the first."""
+    """Coverage of cells and of ranks, and power: how often the last entry is separated from the first."""
     cells, ranks, power = [], [], []
     for world in worlds:
         low_high, below = judge(world.losses)
@@ -161,7 +161,7 @@ def judged(judge: Callable[[np.ndarray], Verdict], worlds: Iterator[World]) -> d
     return {"cells": float(np.mean(cells)), "ranks": float(np.mean(ranks)), "power": float(np.mean(power))}
 
 
-# ------------------------------------------------------------------------------------------------------ report
+# ----------------------------------------------------------------------------------------------- report
 
 
 def rows(worlds: int) -> Iterator[dict]:

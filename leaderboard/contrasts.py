@@ -85,7 +85,7 @@ class Evidence:
     @classmethod
     def of_splits(cls, values: Mapping[str, np.ndarray], test_to_train: float) -> Evidence:
         """From values `[J]` of each entry on the same J splits, whose training sets overlap."""
-        splits = np.array(list(values.values())).reshape(len(values), -1)
+        splits = np.array(list(values.values())) if values else np.zeros((0, 2))
         k, count = splits.shape
         means = splits.mean(1)
         nothing, share = np.zeros(k), 1 / count + test_to_train

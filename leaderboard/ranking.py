@@ -146,7 +146,7 @@ def rank(entries: Sequence[Entry], higher_is_better: bool, test_to_train: float 
         runs = _distinct(entry, test_to_train is not None)
         found = np.array([run.value for run in runs], float)
         _check(entry.name, runs, found)
-        is_constant = not entry.seed_matters and len(runs) == 1
+        is_constant = len(runs) == 1 and not entry.seed_matters and test_to_train is None
         why = ""
         if missing := sum(run.value is None for run in entry.runs):
             why = f"{missing} of {len(entry.runs)} runs gave no value"
@@ -165,7 +165,8 @@ def rank(entries: Sequence[Entry], higher_is_better: bool, test_to_train: float 
         evidence = Evidence.of_seeds(values, losses)
     else:
         evidence = Evidence.of_splits(values, test_to_train)
-    return _stand(places, higher_is_better, [(evidence, sparse.csr_array(np.eye(len(values))))], evidence)
+    parts = [(evidence, sparse.csr_array(np.eye(len(values))))]
+    return _stand(places, higher_is_better, parts, parts, evidence)
 
 
 def across(standings: Mapping[str, Standing], anchors: Mapping[str, tuple[str, str]]) -> Overall:
@@ -194,23 +195,27 @@ def across(standings: Mapping[str, Standing], anchors: Mapping[str, tuple[str, s
     names = sorted({place.name for standing in standings.values() for place in standing.places})
     tasks = {name: sum(name in of_task for of_task in scores.values()) for name in names}
     complete = [name for name in names if tasks[name] == len(scores) > 0]
-    parts = [
-        (evidence, weights[[evidence.names.index(name) for name in complete]] / len(linear))
-        for evidence, weights in linear
-    ]
+    parts, plain = [], []
+    for evidence, weights in linear:
+        rows = [evidence.names.index(name) for name in complete]
+        parts.append((evidence, weights[rows] / len(linear)))
+        plain.append((evidence, sparse.csr_array(np.eye(len(evidence.names))[rows])))
     centre = np.array([np.mean([of_task[name].centre for of_task in scores.values()]) for name in complete])
     means = dict(zip(complete, _intervals(centre, parts, f"{len(parts)} tasks"), strict=True))
     places = [
         Place(name, means.get(name), why="" if name in means else f"{tasks[name]} of {len(scores)} tasks")
         for name in names
     ]
-    return Overall(_stand(places, True, parts), scores, left_out)
+    return Overall(_stand(places, True, parts, plain, None), scores, left_out)
 
 
 def _stand(
-    places: Sequence[Place], higher_is_better: bool, parts: Parts, evidence: Evidence | None = None
+    places: Sequence[Place], higher_is_better: bool, parts: Parts, plain: Parts, evidence: Evidence | None
 ) -> Standing:
-    """Compares the places that nothing speaks against; `parts` has the weights of their means, in order."""
+    """Compares the places that nothing speaks against.
+
+    `parts` makes their cells, in order; `plain` picks their means, which have to vary.
+    """
 
     def key(place: Place) -> tuple:
         return order(place.cell.centre if place.cell else None, higher_is_better), place.name
@@ -222,14 +227,17 @@ def _stand(
     low, high = np.zeros((2, k, k))
     if k > 1:
         first, second = np.triu_indices(k, 1)
-        pairs = Contrasts([(of, weights[rows][first] - weights[rows][second]) for of, weights in parts])
-        means = np.array([place.cell.centre for place in compared if place.cell])
-        centre = means[first] - means[second]
-        limits = np.array(pairs.limits(centre, at_once=True))
-        limits[:, pairs.variance <= (1e-12 * centre) ** 2] = np.nan  # nothing varies beyond rounding
+        ours, varying = (
+            Contrasts([(of, weights[rows][first] - weights[rows][second]) for of, weights in given])
+            for given in (parts, plain)
+        )
+        cells = np.array([place.cell.centre for place in compared if place.cell])
+        centre = cells[first] - cells[second]
+        limits = np.array(ours.limits(centre, at_once=True))
+        limits[:, varying.variance <= (1e-12 * centre) ** 2] = np.nan  # nothing but rounding
         low[first, second], high[first, second] = limits
         high[second, first], low[second, first] = -limits
-    above = low > 0 if higher_is_better else high < 0  # of column, and separated from it
+    above = low > 0 if higher_is_better else high < 0  # the row is separated from the column, and better
     group = 0
     for i in range(k):
         group += int(above[:i, i:].all())
@@ -259,7 +267,7 @@ def _scores(evidence: Evidence, base: str, top: str) -> tuple[np.ndarray, sparse
 
 
 def _cell(values: np.ndarray, why: str, is_constant: bool, test_to_train: float | None) -> Interval | None:
-    """Mean of an entry's values, with an interval if the entry is compared."""
+    """Mean of an entry's values, with an interval if nothing speaks against the entry."""
     if not len(values):
         return None
     cell = student(values)
