@@ -104,6 +104,7 @@ class Evidence:
         of_seeds = np.sqrt(self.seeds - self.noise)[:, None] * generator.standard_normal(size)
         freedom = np.where(np.isfinite(self.freedom), self.freedom, 1)[:, None]
         seeds = self.seeds[:, None] * generator.chisquare(freedom, size) / freedom
+        seeds = np.maximum(seeds, self.noise[:, None])
         half = (count - 1) / 2
         return np.stack([of_examples + of_seeds, seeds, generator.chisquare(half, size) / half])
 

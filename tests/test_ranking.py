@@ -521,7 +521,7 @@ def test_ranks_over_overlapping_splits_hold_the_truth():
     held = {}
     for ratio in (1 / 9, 0.0):
         kept = []
-        for number in range(1000):
+        for number in range(1000 if ratio else 100):
             g = np.random.default_rng(number)
             values = np.sqrt(0.1) * g.standard_normal((4, 1)) + np.sqrt(0.9) * g.standard_normal((4, 20))
             standing = rank([entry(f"{e}", of) for e, of in enumerate(values)], True, ratio)
@@ -535,11 +535,11 @@ def test_ranks_over_overlapping_splits_hold_the_truth():
 def test_scores_across_tasks_hold_the_truth(worlds):
     """Two tasks, anchors just far enough apart to give a scale: mean scores and ranks, at least 0.93.
 
-    400 worlds; false alarm at 0.95: 4% for ranks, less for scores (binomial).
+    250 pairs of worlds, most of which give a scale; false alarm at 0.95: 8% (binomial).
     """
-    means = np.array([0.0, 4.0, 4.0, 4.0, 20.0])
-    truth = (20 - means) / 20
-    drawn = worlds.normal_worlds(800, 5, 0.5, means)
+    means = np.array([0.0, 4.0, 4.0, 4.0, 25.0])
+    truth = (25 - means) / 25
+    drawn = worlds.normal_worlds(500, 5, 0.5, means)
     scores, ranks = [], []
     for pair in zip(drawn, drawn, strict=True):  # two at a time
         standings = {
@@ -552,7 +552,7 @@ def test_scores_across_tasks_hold_the_truth(worlds):
         places = by_name(found.standing)
         scores += [places[f"{e}"].cell.low <= truth[e] <= places[f"{e}"].cell.high for e in (1, 2, 3)]
         ranks.append(places["0"].ranks[0] == 1 and places["4"].ranks[1] == 5 and {2, 4} <= reach(places))
-    assert len(ranks) > 300
+    assert len(ranks) > 200
     assert np.mean(scores) >= 0.93
     assert np.mean(ranks) >= 0.93
 
