@@ -533,14 +533,15 @@ def test_ranks_over_overlapping_splits_hold_the_truth():
 
 @pytest.mark.slow
 def test_scores_across_tasks_hold_the_truth(worlds):
-    """Two tasks, anchors just far enough apart to give a scale: mean scores and ranks, at least 0.93.
+    """Two tasks, anchors just far enough apart to give a scale: mean scores and ranks, at least 0.91.
 
-    250 pairs of worlds, most of which give a scale; false alarm at 0.95: 8% (binomial).
+    250 pairs of worlds, most of which give a scale. Measured with 651 pairs: 0.940 and 0.972. False alarm 2%,
+    since the three scores of a pair share their anchors. Anchors taken for certain, the control, hold fewer.
     """
     means = np.array([0.0, 4.0, 4.0, 4.0, 25.0])
     truth = (25 - means) / 25
-    drawn = worlds.normal_worlds(500, 5, 0.5, means)
-    scores, ranks = [], []
+    drawn = worlds.normal_worlds(500, 5, 0.1, means)
+    scores, ranks, control = [], [], []
     for pair in zip(drawn, drawn, strict=True):  # two at a time
         standings = {
             str(i): rank([with_losses(f"{e}", of) for e, of in enumerate(world.losses)], False)
@@ -550,16 +551,16 @@ def test_scores_across_tasks_hold_the_truth(worlds):
         if found.left_out:
             continue
         places = by_name(found.standing)
-        scores += [places[f"{e}"].cell.low <= truth[e] <= places[f"{e}"].cell.high for e in (1, 2, 3)]
-        ranks.append(places["0"].ranks[0] == 1 and places["4"].ranks[1] == 5 and {2, 4} <= reach(places))
-    assert len(ranks) > 200
-    assert np.mean(scores) >= 0.93
-    assert np.mean(ranks) >= 0.93
-
-
-def reach(places):
-    """Ranks that all three equal entries admit."""
-    return set.intersection(*({*range(a, b + 1)} for a, b in (places[f"{e}"].ranks for e in (1, 2, 3))))
+        for e in (1, 2, 3):
+            cell = places[f"{e}"].cell
+            scores.append(cell.low <= truth[e] <= cell.high)
+            ranks.append(places[f"{e}"].ranks[0] <= 2 and places[f"{e}"].ranks[1] >= 4)
+            halves = [by_name(standing)[f"{e}"].cell.half / 25 for standing in standings.values()]
+            control.append(abs(cell.centre - truth[e]) <= np.hypot(*halves) / 2)
+    assert len(ranks) > 600
+    assert np.mean(scores) >= 0.91
+    assert np.mean(ranks) >= 0.91
+    assert np.mean(control) < 0.91
 
 
 # ---- what is committed
