@@ -127,7 +127,7 @@ def normal_worlds(
     """Normal effects; `share` of the variance of a difference is due to examples; their own are large."""
     k = len(means)
     for number in range(worlds):
-        g = np.random.default_rng([number, seeds])
+        g = np.random.default_rng([16, number, seeds])
         of_examples = 10 * g.standard_normal(examples)  # shared: only pairing takes them away
         own = np.sqrt(share / 4 * examples) * g.standard_normal((k, examples))
         of_seeds = np.sqrt((1 - share) / 2 * seeds) * g.standard_normal((k, seeds))
@@ -140,7 +140,7 @@ def skewed_worlds(worlds: int, seeds: int, tails: Sequence[float], examples: int
     """Lognormal losses of expectation 1 whose logarithms have these standard deviations, half shared."""
     tail = np.asarray(tails)[:, None]
     for number in range(worlds):
-        g = np.random.default_rng([number, seeds])
+        g = np.random.default_rng([16, number, seeds])
         own = g.standard_normal((len(tails), examples))
         fixed = np.exp(tail * np.sqrt(0.5) * (g.standard_normal(examples) + own) - tail**2 / 2)
         noise = np.exp(0.1 * g.standard_normal((len(tails), seeds, examples)) - 0.005)
