@@ -473,8 +473,8 @@ def test_one_part_of_the_variance_and_one_pair_at_a_time_do_not_hold_it(worlds, 
 def test_five_standard_errors_are_seen(worlds, share):
     """Five seeds, five entries, the last one five standard errors worse: separated from the first in 80%.
 
-    1,000 worlds; measured 0.83 and 0.99: false alarm 1% (binomial). Who never separates, or does not pair on
-    examples, does not see them.
+    1,000 worlds; in 3,000 others 0.827 where seeds dominate: false alarm 2% (binomial). Who never separates,
+    or does not pair on examples, does not see them.
     """
     means = [0.0] * 4 + [5.0]
     found = worlds.judged(worlds.by_rank, worlds.normal_worlds(1000, 5, share, means))
@@ -493,7 +493,7 @@ def test_ranks_hold_where_losses_are_skewed(worlds, tails, monkeypatch):
     found = worlds.judged(worlds.by_rank, worlds.skewed_worlds(1000, 5, tails))
     assert found["ranks"] >= worlds.COVERAGE_OF_SKEWED
     monkeypatch.setattr(contrasts, "_bent", lambda deviate, skewness: np.full_like(skewness, deviate))
-    straight = worlds.judged(worlds.by_rank, worlds.skewed_worlds(500, 5, tails))
+    straight = worlds.judged(worlds.by_rank, worlds.skewed_worlds(300, 5, tails))
     assert straight["ranks"] < found["ranks"] - 0.01
 
 
@@ -556,8 +556,9 @@ def test_scores_across_tasks_hold_the_truth(worlds):
             scores.append(cell.low <= truth[e] <= cell.high)
             ranks.append(places[f"{e}"].ranks[0] <= 2 and places[f"{e}"].ranks[1] >= 4)
             halves = [by_name(standing)[f"{e}"].cell.half / 25 for standing in standings.values()]
-            control.append(abs(cell.centre - truth[e]) <= np.hypot(*halves) / 2)
-    assert len(ranks) > 600
+            half = np.hypot(*halves) / 2 * stats.t.ppf(0.975, 8) / stats.t.ppf(0.975, 4)
+            control.append(abs(cell.centre - truth[e]) <= half)
+    assert len(ranks) > 500
     assert np.mean(scores) >= 0.91
     assert np.mean(ranks) >= 0.91
     assert np.mean(control) < 0.91
