@@ -18,8 +18,7 @@ from others by their seeds and by examples. Where nothing varies there is no int
 
 **Across tasks** an entry's score is (x - baseline) / (reference - baseline), which no rival can move, unlike
 mean ranks. Only complete rows are compared.
-
-Source of the rank intervals: Mogstad, Romano, Shaikh and Wilhelm 2024, Inference for ranks.
+Rank intervals are those of Mogstad, Romano, Shaikh and Wilhelm 2024, Inference for ranks.
 """
 
 from __future__ import annotations
