@@ -84,7 +84,8 @@ def defects(what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        where = "" if isinstance(error, SyntaxError) else f" ({Path(last.filename).name}, line {last.lineno})"
+        is_told = isinstance(error, SyntaxError) or last.filename == __file__  # a class that is not there
+        where = "" if is_told else f" ({Path(last.filename).name}, line {last.lineno})"
         raise UsageError(f"{what}: {type(error).__name__}: {one_line(error)}{where}") from None
 
 
