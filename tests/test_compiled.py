@@ -173,6 +173,7 @@ class ReadsEpoch(MAP):
         return likelihood_term, prior_term * (1.0 if self.epoch < 100 else 2.0)
 
 
+@pytest.mark.slow
 def test_fit_that_is_compiled_again_and_again_is_eager_and_says_so(monkeypatch, capfd):
     """At torch's limit; torch itself would print a warning, go on eagerly, and be recorded as compiled."""
     compile_ = torch.compile
@@ -188,6 +189,7 @@ def test_fit_that_is_compiled_again_and_again_is_eager_and_says_so(monkeypatch, 
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "values"), [("mfvi", {"pretrain_epochs": 2}), ("radial", {})])
 def test_new_epoch_is_no_reason_to_compile_anew(monkeypatch, capfd, name, values):
     """Twice at most: while the means are pretrained, and afterwards."""

@@ -319,12 +319,12 @@ def test_every_committed_record_is_named_by_what_it_says():
         assert entries.identities(record) == (record.task.identity, record.method.identity), directory
 
 
-@pytest.mark.slow
 def reasons(undefined):
     """Why metrics have no value; what to do about it, behind a colon, may be worded better by now."""
     return {name: why.partition(": `bench")[0] for name, why in undefined.items()}
 
 
+@pytest.mark.slow
 def test_every_committed_record_computes_again(monkeypatch):
     """Whatever is committed by now: its numbers follow from its arrays, under the task as it is."""
     scored = []

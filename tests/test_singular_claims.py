@@ -100,6 +100,7 @@ def test_rows_agree_with_the_published_ones(published_rows):
         assert agrees != (name in EXPLAINED), f"{said}; agrees: {agrees}, explained: {name in EXPLAINED}"
 
 
+@pytest.mark.slow
 def test_explained_rows_are_committed(published_rows):
     assert EXPLAINED.keys() <= {(line.run.triplet, line.run.method) for line in published_rows}
 

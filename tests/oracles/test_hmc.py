@@ -510,6 +510,7 @@ def test_nuts_reaches_the_linear_regression_posterior(nuts):
 SHORT = {"kernel": "nuts", "chains": 2, "burn": 40, "kept": 6, "initial_step_size": 0.1}
 
 
+@pytest.mark.slow
 def test_nuts_takes_the_draws_of_pyros_mcmc_in_one_go():
     """With the seed of each chain, through burn-in, adapted mass and all."""
     from pyro.infer import MCMC, NUTS
@@ -533,7 +534,7 @@ def test_nuts_takes_the_draws_of_pyros_mcmc_in_one_go():
         assert torch.equal(whole.get_samples()["weights"], method.draws[chain])
 
 
-@pytest.mark.parametrize("kernel", ["hmc", "nuts"])
+@pytest.mark.parametrize("kernel", ["hmc", pytest.param("nuts", marks=pytest.mark.slow)])
 def test_chains_stopped_anywhere_go_on_to_the_same_draws(tmp_path, kernel):
     """At the first transition, while mass and step size are adapted, at the ends of both, among the draws.
 
@@ -575,6 +576,7 @@ def test_nuts_refuses_a_precision_that_would_do_nothing():
         engine.fit(linear_problem(), Budget(1))
 
 
+@pytest.mark.slow
 def test_nuts_follows_its_seed(capfd, tmp_path):
     """Equal seeds, equal draws; chains differ; nothing is printed; a finished fit is found again."""
     values = {**NUTS, "burn": 5, "kept": 8}
