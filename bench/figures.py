@@ -1,4 +1,7 @@
-"""Static figures: the charts that tasks share, and Altair charts saved as SVG and PNG without a browser."""
+"""Static figures: the charts that tasks share, and Altair charts saved as SVG and PNG without a browser.
+
+Altair takes 0.4 s to import, and a run trains before it draws: the functions that draw import it.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import altair as alt
 import numpy as np
-import vl_convert
 
 from bench.contract import Row
 from bench.files import write
@@ -70,6 +71,8 @@ def save(charts: Mapping[str, Any], folder: Path, footer: str) -> list[Path]:
     Raises:
         OutputError: If a file cannot be written.
     """
+    import vl_convert
+
     paths = []
     for name, chart in charts.items():
         # Escaped, since what XML does not know would end the process.
@@ -105,6 +108,8 @@ def wrapped(text: str, width: int) -> list[str]:
 
 def titled(title: str | Sequence[str]) -> Any:
     """A title that fits a panel: of several lines the first is the title, the others stand small below it."""
+    import altair as alt
+
     first, *notes = [title] if isinstance(title, str) else title
     head, below = wrapped(first, 52), [line for note in notes for line in wrapped(note, 66)]
     return first if [first] == head and not below else alt.Title(head, subtitle=below)
@@ -120,6 +125,8 @@ class _Looks(NamedTuple):
 
 def _looks(series: Iterable[str], levels: Iterable[str] = ()) -> _Looks:
     """Colours of named series, and of levels, which are dashed."""
+    import altair as alt
+
     series, levels = list(series), list(levels)
     colours = [COLOURS[i % len(COLOURS)] for i in range(len(series))] + [LEVEL] * len(levels)
     names = [*series, *levels]
@@ -135,6 +142,8 @@ def _looks(series: Iterable[str], levels: Iterable[str] = ()) -> _Looks:
 
 def _axis(values: Iterable[float]) -> Any:
     """An axis with whole numbers where all values are whole: counts have no halves."""
+    import altair as alt
+
     is_count = all(float(v).is_integer() for v in values)
     return alt.Axis(tickMinStep=1, format=",d") if is_count else alt.Axis()
 
@@ -153,6 +162,8 @@ def heat_map(
 
     NaN stays empty; a title may have several lines.
     """
+    import altair as alt
+
     values = [
         {"row": t, "column": s, "value": float(v)}
         for t, row in enumerate(matrix, 1)
@@ -179,6 +190,8 @@ def lines(
 
     A title may have several lines.
     """
+    import altair as alt
+
     values = [{"series": r.series, "x": r.x, "value": r.value} for r in rows]
     guessing = {} if chance is None else {f"guessing: {chance:.3g}": chance}
     looks = _looks(dict.fromkeys(r.series for r in rows), guessing)
@@ -196,6 +209,8 @@ def lines(
 
 def _rules(levels: Mapping[str, float], looks: _Looks) -> list[Any]:
     """A layer with a dashed line at every level, if there is one."""
+    import altair as alt
+
     if not levels:
         return []
     heights = alt.Data(values=[{"series": name, "level": height} for name, height in levels.items()])
@@ -227,6 +242,8 @@ def panels(
         chance: Panel -> the level that guessing has, where values are shares in [0, 1].
         notes: Panel -> a second line of its title.
     """
+    import altair as alt
+
     guessing = "guessing"
     names = sorted({run.series for run in runs})
     looks = _looks(names, [guessing] if chance else [])
@@ -283,6 +300,8 @@ def bands(
         logarithmic: A logarithmic y axis, for bands above 0.
         logarithmic_x: A logarithmic x axis, for abscissae above 0.
     """
+    import altair as alt
+
     looks = _looks(series, levels or {})
     axis = alt.Scale(type="log" if logarithmic else "linear", zero=False)
     values = [
@@ -323,6 +342,8 @@ def functions(
         truth: The true function at x `[M]`, drawn as a dashed line.
         points: Training data (x, y).
     """
+    import altair as alt
+
     axis = alt.Scale(domain=list(y_domain), nice=False)
     names = ["mean; bands: 1 and 2 standard deviations", "truth"]
     looks = _looks(names[:1], names[1:])
@@ -358,6 +379,7 @@ def points_and_lines(
     title: str | list[str],
 ) -> Any:
     """Named sets of points (x, y), from black to grey, and named lines through others, the last dashed."""
+    import altair as alt
 
     def chart(named: Mapping[str, Sequence[tuple[float, float]]]) -> Any:
         values = [{"series": n, "x": float(x), "y": float(y)} for n, of in named.items() for x, y in of]

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import altair as alt
 import numpy as np
 
 from bench import figures, intervals
@@ -85,6 +84,8 @@ def learning_charts(lines: Mapping[str, Sequence[Learning]], notes: Sequence[str
         lines: Line -> its trajectories.
         notes: Further lines of the titles.
     """
+    import altair as alt
+
     measures = {
         "nll": "test NLL, nats",
         "accuracy": "test accuracy",
@@ -118,6 +119,8 @@ def error_charts(lines: Mapping[str, Sequence[Models]], notes: Sequence[str] = (
         lines: Line -> its runs, whose trajectories are pooled.
         notes: Further lines of the titles.
     """
+    import altair as alt
+
     x = next(iter(lines.values()))[0]["full"].points.tolist()
     charts: dict[str, list[Any]] = {"squared_error": [], "bias": [], "variance": []}
     for line, runs in lines.items():

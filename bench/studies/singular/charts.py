@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import altair as alt
 import numpy as np
 
 from bench import figures, intervals
@@ -23,6 +22,8 @@ GRID = np.linspace(0.5, 1, 51)
 
 def psi_charts(runs: Sequence[Run]) -> dict[str, Any]:
     """Psi against n, mean and standard error, beside the leading term; a panel per method and preset."""
+    import altair as alt
+
     groups = over_sizes(runs)
     panels: dict[Triplet, list[Any]] = {}
     for slope in slopes(runs):
@@ -80,6 +81,8 @@ def predictive_charts(runs: Iterable[Run]) -> dict[str, Any]:
 
     Of the first repetition that converged, of runs that keep functions.
     """
+    import altair as alt
+
     panels: dict[tuple[Triplet, int, str, int], list[Any]] = {}
     for run in sorted(runs, key=place):
         if run.functions is None or not np.isfinite(run.functions).all():
