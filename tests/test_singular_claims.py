@@ -105,6 +105,7 @@ def test_explained_rows_are_committed(published_rows):
     assert EXPLAINED.keys() <= {(line.run.triplet, line.run.method) for line in published_rows}
 
 
+@pytest.mark.slow
 def test_the_claims_hold_on_our_rows(runs):
     """Where the published interval shows a claim, so does ours, and each claim is shown somewhere."""
     ours = claims.claims([run for run in runs if run.preset == "paper" and run.num_train == 5000])
@@ -118,6 +119,7 @@ def test_the_claims_hold_on_our_rows(runs):
     assert {c.what for c in ours if c.difference.sign() == 1} == {LEARNED, FAR}
 
 
+@pytest.mark.slow
 def test_standard_is_no_worse_than_paper_on_any_row_tried(runs):
     """Every repetition converged, and Psi is higher, over all repetitions and on the shared data sets."""
     standard = [run for run in runs if run.preset.startswith("standard")]
