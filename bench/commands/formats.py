@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.commands.parser import Parser
+from bench.text import escaped
 
 if TYPE_CHECKING:
     from bench.intervals import Interval
@@ -83,7 +84,7 @@ def interval(value: Interval) -> str:
 
 def plain(text: str) -> str:
     """Text on one line and without control characters, which could rewrite what a terminal shows."""
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", lambda c: f"\\x{ord(c[0]):02x}", " ".join(text.split()))
+    return escaped(" ".join(text.split()))
 
 
 def shown(cell: Cell) -> str:
