@@ -1,14 +1,19 @@
 """The committed records: what the project shows as evidence, and the way in.
 
 A record lies in `records/<task identity>/<method identity>/seed<k>/` with the arrays from which every one of
-its numbers can be computed again.
+its numbers can be computed again, and its curves, thinned.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+import numpy as np
 
 from bench import registry
 from bench.errors import UsageError
@@ -22,10 +27,12 @@ RECORDS = Path(__file__).parent / "records"
 _LARGEST = 4 * 2**20
 _FILES = ("arrays.safetensors", "curves.csv", "record.json")
 """In the order in which they are put in place: where the record stands, the rest is there."""
+POINTS = 500
+"""Most points of a series in committed curves: more than a chart can show, and the repository stays small."""
 
 
 def add(run: Path, to: Path = RECORDS, force: bool = False) -> Path:
-    """Copies a run's record, arrays and curves to the committed records; returns the new directory.
+    """Copies a run's record, arrays and thinned curves to the committed records; returns the new directory.
 
     Args:
         run: Directory of the run.
@@ -39,19 +46,45 @@ def add(run: Path, to: Path = RECORDS, force: bool = False) -> Path:
         OutputError: If it cannot be written; an older record is then as it was.
     """
     record = read_record(run)
-    files = [run / name for name in _FILES if (run / name).exists()]
-    if (size := sum(path.stat().st_size for path in files)) > _LARGEST:
-        raise UsageError(f"{run} has {size / 2**20:.1f} MiB of results; a committed record has at most 4")
     refuse(run, record)
+    contents = {name: (run / name).read_bytes() for name in _FILES if (run / name).exists()}
+    contents["curves.csv"] = thinned(contents["curves.csv"])
+    if (size := sum(map(len, contents.values()))) > _LARGEST:
+        raise UsageError(f"{run} has {size / 2**20:.1f} MiB of results; a committed record has at most 4")
     directory = to / record.task.identity / record.method.identity / f"seed{record.seed}"
     if directory.exists() and not force:
         raise UsageError(f"{directory} is there already: it is kept; --force replaces it")
-    write_all({directory / path.name: path.read_bytes() for path in files})
+    write_all({directory / name: content for name, content in contents.items()})
     for path in directory.iterdir():
-        if path.name not in [kept.name for kept in files]:  # of the older record
+        if path.name not in contents:  # of the older record
             with writing(path):
                 path.unlink()
     return directory
+
+
+def thinned(curves: bytes) -> bytes:
+    """The content of a `curves.csv` with at most `POINTS` points of a series, unchanged and in their order.
+
+    The first, the last, the least and the largest stay; the others are evenly spaced by number.
+    """
+    header, *rows = csv.reader(io.StringIO(curves.decode(), newline=""))
+    series = defaultdict(list)
+    for number, (curve, name, *_) in enumerate(rows):
+        series[curve, name].append(number)
+    if all(len(numbers) <= POINTS for numbers in series.values()):
+        return curves
+    kept: list[int] = []
+    for numbers in series.values():
+        if len(numbers) > POINTS:
+            values = np.array([float(rows[number][3]) for number in numbers])
+            even = np.linspace(0, len(numbers) - 1, POINTS - 2).round().astype(int)
+            extremes = [] if np.isnan(values).all() else [np.nanargmin(values), np.nanargmax(values)]
+            kept += [numbers[i] for i in {*even.tolist(), *map(int, extremes)}]
+        else:
+            kept += numbers
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *(rows[number] for number in sorted(kept))])
+    return text.getvalue().encode()
 
 
 def refuse(run: Path, record: Record, exactly: bool = True) -> None:

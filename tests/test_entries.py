@@ -190,7 +190,9 @@ REFUSED = {
         r"curves\.csv holds characters that are never printed: '\\x1b\[31m'",
     ),
     "too large": (
-        lambda run: (run / "curves.csv").write_text("x" * (4 * 2**20)),
+        lambda run: curves("curve,series,x,value\n" + "".join(f"{i:>300},b,1,1\n" for i in range(14_000)))(
+            run
+        ),
         r"has 4\.\d MiB of results; a committed record has at most 4",
     ),
 }
@@ -209,6 +211,30 @@ def test_curves_of_numbers_that_are_not_finite_are_kept(run, tmp_path):
     """A run may log an infinite loss and complete: that is a result."""
     (run / "curves.csv").write_text("curve,series,x,value\nloss,fit,1,inf\nloss,fit,2,nan\n")
     assert (entries.add(run, tmp_path / "records") / "curves.csv").is_file()
+
+
+def test_long_curves_are_thinned_to_points_of_the_run(run, tmp_path):
+    """First, last, extremes and the order stay; short series stay whole; thinning again changes nothing."""
+    ramp = [(x, 1 / x if x != 777 else -3.5) for x in range(1, 2001)]
+    lines = [f"loss,fit,{x},{value}" for x, value in ramp] + [f"nll,a,{x},nan" for x in range(500)]
+    lines[1234] = "loss,fit,1235,inf"
+    curves("curve,series,x,value\n" + "\n".join(lines) + "\n")(run)
+    kept = (entries.add(run, tmp_path / "records") / "curves.csv").read_text().splitlines()[1:]
+    assert kept == [line for line in lines if line in set(kept)]
+    loss = [line for line in kept if line.startswith("loss")]
+    assert {lines[0], lines[1999], lines[776], lines[1234]} <= set(loss)
+    assert 490 <= len(loss) <= 500
+    xs = np.array([float(line.split(",")[2]) for line in loss])
+    assert np.diff(xs).max() <= 6
+    assert len(kept) - len(loss) == 500
+    again = (tmp_path / "records").glob("*/*/*/curves.csv").__next__().read_bytes()
+    assert entries.thinned(again) == again
+
+
+def test_committed_curves_are_thinned():
+    for directory, _ in entries.committed():
+        if (curve := directory / "curves.csv").stat().st_size > 50_000:
+            assert entries.thinned(curve.read_bytes()) == curve.read_bytes(), directory
 
 
 def contents(folder):
