@@ -1,7 +1,8 @@
 """The committed records: what the project shows as evidence, and the way in.
 
 A record lies in `records/<task identity>/<method identity>/seed<k>/` with the arrays from which every one of
-its numbers can be computed again, and its curves, thinned.
+its numbers can be computed again, and its curves, thinned. Runs of ranked tasks lie in the project's own
+submission (`submission.py`), without curves; what a page draws the training of lies in both.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from pathlib import Path
 import numpy as np
 
 from bench import registry
+from bench.contract import Task
 from bench.errors import UsageError
 from bench.files import write_all, writing
+from bench.leaderboard.store import run_arrays
+from bench.leaderboard.submission import OURS, SUBMISSIONS, run_name
 from bench.records import Record, read_curves, read_record, split_metrics
 from bench.runner import load_scores, task_of
 from bench.settings import build
-from bench.spec import Spec
+from bench.source import source_hash
+from bench.spec import Arrays, Spec
 
 RECORDS = Path(__file__).parent / "records"
 _LARGEST = 4 * 2**20
@@ -47,6 +52,8 @@ def add(run: Path, to: Path = RECORDS, force: bool = False) -> Path:
     """
     record = read_record(run)
     refuse(run, record)
+    if not all(math.isfinite(row.x) for row in read_curves(run)):
+        raise UsageError(f"{run / 'curves.csv'}: an abscissa is not finite")
     contents = {name: (run / name).read_bytes() for name in _FILES if (run / name).exists()}
     contents["curves.csv"] = thinned(contents["curves.csv"])
     if (size := sum(map(len, contents.values()))) > _LARGEST:
@@ -87,14 +94,17 @@ def thinned(curves: bytes) -> bytes:
     return text.getvalue().encode()
 
 
-def refuse(run: Path, record: Record, exactly: bool = True) -> None:
+def refuse(run: Path, record: Record, exactly: bool = True, code: str | None = None) -> None:
     """Says why a run is no evidence.
+
+    Source is known where a commit holds it, where it is the installed release's, or where it is published.
 
     Args:
         run: Its directory.
         record: Its record.
         exactly: Its metrics must be computed again to the last bit, as on the processor that it was made on;
             else they must `agree`.
+        code: Where the source is published that no commit holds.
 
     Raises:
         UsageError: With the reason, in one line.
@@ -103,8 +113,8 @@ def refuse(run: Path, record: Record, exactly: bool = True) -> None:
         raise UsageError(f"{run} failed ({record.reason}): a defect is no evidence; mend it and run again")
     if record.preset == "smoke":
         raise UsageError(f"{run} is a smoke run: it proves the pipe and measures nothing")
-    if record.provenance.commit is None:
-        raise UsageError(f"{run} was made outside a git repository: no commit holds its source")
+    if record.provenance.commit is None and code is None:
+        _must_be_of_this_release(run, record)
     if record.provenance.dirty:
         raise UsageError(f"{run} was made from changed source: commit, then run again")
     spec = _spec(run, record)
@@ -116,17 +126,30 @@ def refuse(run: Path, record: Record, exactly: bool = True) -> None:
     for then, by_now in zip(named, now, strict=True):
         if then != by_now:
             raise UsageError(f"{run} was named {then} and is {by_now} by now: run again")
-    if not all(math.isfinite(row.x) for row in read_curves(run)):
-        raise UsageError(f"{run / 'curves.csv'}: an abscissa is not finite")
     if record.status != "completed":
         if any(value is not None for value in record.metrics.values()):
             raise UsageError(f"{run} {record.status} and has metrics all the same")
     else:
-        task, arrays = load_scores(run)
+        task, arrays = load_scores(run, run_arrays(run))
         with registry.defects(f"the score of {run}"):
             again, _ = split_metrics(task.score(arrays), spec)
         if again != record.metrics and (exactly or not agree(again, record.metrics)):
             raise UsageError(f"{run}: the metrics of the record are not those of its arrays")
+
+
+def _must_be_of_this_release(run: Path, record: Record) -> None:
+    """Refuses a run from a file of a user's own, or from another release than the one that is installed."""
+    for kind, part in (("method", record.method), ("task", record.task)):
+        if ":" in part.name:
+            raise UsageError(
+                f"{run} was made outside a git repository: no commit holds the source of the {kind} "
+                f"{part.name}; put it under git, then run again"
+            )
+    if record.provenance.source_hash != source_hash():
+        raise UsageError(
+            f"{run} was made outside a git repository, by another release than the installed one "
+            f"(its source is {record.provenance.source_hash[:8]}): run again"
+        )
 
 
 def _spec(run: Path, record: Record) -> Spec:
@@ -180,7 +203,29 @@ def identities(record: Record) -> tuple[str, str]:
     return choice.task_identity, choice.method_identity
 
 
-def committed(root: Path = RECORDS) -> Iterator[tuple[Path, Record]]:
-    """All committed records with their directories, in order of path."""
-    for path in sorted(root.glob("*/*/seed*/record.json")):
-        yield path.parent, read_record(path.parent)
+def committed(root: Path | None = None) -> Iterator[tuple[Path, Record]]:
+    """All committed records with their directories, each run once, in order of task, method and seed.
+
+    Args:
+        root: Folder of records; None is that of the project, and the project's own submission.
+    """
+    found = {}
+    for folder in (SUBMISSIONS / OURS, RECORDS) if root is None else (root,):
+        found |= {path.parent.parts[-3:]: path.parent for path in folder.glob("*/*/seed*/record.json")}
+    for _, directory in sorted(found.items()):
+        yield directory, read_record(directory)
+
+
+def directory_of(task: str, method: str, seed: int = 0) -> Path:
+    """Where the committed run of these identities lies; under `records/` if it is in the submission too."""
+    name = run_name(task, method, seed)
+    return RECORDS / name if (RECORDS / name).exists() else SUBMISSIONS / OURS / name
+
+
+def scores_of(directory: Path) -> tuple[Task, Arrays]:
+    """The task of a committed run, and its arrays, which may lie in the store.
+
+    Raises:
+        UsageError: If they are not at hand; `bench store pull` fetches them.
+    """
+    return load_scores(directory, run_arrays(directory))
