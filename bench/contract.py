@@ -362,7 +362,7 @@ class Task(ABC):
         """Every metric of the spec, from the arrays alone; the leaderboard calls it again on stored ones."""
 
     def layouts(self) -> dict[str, Layout] | None:
-        """What every array of a run looks like, targets included; needs no data set. A ranked task says it."""
+        """What every array of a run looks like, targets included; needs no data. A ranked task says it."""
         return None
 
     def losses(self, arrays: Arrays) -> np.ndarray | None:
