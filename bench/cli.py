@@ -23,6 +23,7 @@ from bench.commands.parser import errors, output
 from bench.commands.results import draw, record, reference, show
 from bench.commands.running import run
 from bench.commands.searching import sweep, tune
+from bench.commands.verifying import verify
 from bench.errors import BenchError, OutputError, UsageError
 from bench.registry import nearest
 from bench.signals import stoppable
@@ -42,6 +43,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "reference": (reference, "make runs of a sampler the reference of their task"),
     "sweep": (sweep, "run every cell of a grid"),
     "tune": (tune, "choose settings by validation data, within a budget"),
+    "verify": (verify, "check a submission: its files, and its metrics computed again"),
     "completion": (show_script, "print what makes a shell complete all this"),
 }
 
