@@ -69,9 +69,9 @@ CODES: Final[dict[str, str]] = {
     "arrays-unexpected": "Arrays are not those of the task in names, types or shapes.",
     "arrays-digest": "Arrays are not those that the record names by their digest.",
     "arrays-not-finite": "An array holds NaN or infinity.",
-    "arrays-range": "An array holds values that its meaning does not allow.",
     "arrays-not-normalised": "Probabilities do not sum to 1 within 2e-3.",
     "targets-differ": "The targets are not the task's own.",
+    "file-hash": "A file has not the SHA-256 that submission.json gives, and nothing else is wrong.",
     # ---- metrics
     "metrics-unknown": "The metrics of a record are not those that the task declares.",
     "metric-impossible": "A metric lies outside its range.",

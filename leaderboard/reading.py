@@ -1,13 +1,15 @@
 """Reading what strangers wrote: JSON and safetensors, with every limit applied before anything is believed.
 
-Both are data here and nothing else: nothing is unpickled, imported or evaluated. The readers are pure and need
-no torch; a run takes them well below a millisecond, so that whoever reads many runs reads them this way.
+Both are data here and nothing else: nothing is unpickled, imported or evaluated. The readers are pure and
+need no torch; a run takes them well below a millisecond, so that whoever reads many runs reads them this
+way.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from math import isfinite, prod
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
@@ -49,9 +51,8 @@ def read_json(content: bytes, where: str) -> Any:
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(items)
         if len(found) != len(items):
-            keys = [key for key, _ in items]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise Rejected("json-duplicate-key", f"{where}: the key '{twice}' stands twice")
+            twice = Counter(key for key, _ in items).most_common(1)[0][0]
+            raise Rejected("json-duplicate-key", f"{where}: the key '{twice[:100]}' stands twice")
         return found
 
     def number(text: str) -> float:
@@ -113,7 +114,9 @@ def parsed(model: type[_Model], content: bytes, where: str) -> _Model:
     """
     value = read_json(content, where)
     version = value.get("schema_version") if isinstance(value, dict) else None
-    if type(version) is int and version != 1:
+    if type(version) is not int:  # of which pydantic takes true and 1.0 for 1
+        raise Rejected("schema", f"{where}: schema_version must be 1")
+    if version != 1:
         raise Rejected("schema-version", f"{where} is of schema {version}; known is 1")
     try:
         return model.model_validate(value)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -28,7 +28,7 @@ from bench.leaderboard.codes import Rejected
 from bench.leaderboard.structure import Checked, HandedIn
 from bench.records import Record, split_metrics
 from bench.settings import build
-from bench.spec import Arrays, Metric
+from bench.spec import Arrays, Layout, Metric, misfit
 from bench.text import one_line
 
 NORMALISED_WITHIN: Final = 2e-3
@@ -50,11 +50,13 @@ class Posed:
 
     Attributes:
         task: The task.
+        layouts: What its arrays look like.
         targets: Its own targets; None where the data are not here.
         digest: Digest of its data; None where they are not here.
     """
 
     task: Task
+    layouts: Mapping[str, Layout]
     targets: Arrays | None
     digest: str | None
 
@@ -93,7 +95,7 @@ TIERS: Final = ("self-reported", "recomputed")
 
 def tier(task: Task) -> str:
     """`recomputed`, if every metric of the task follows from predictions; else `self-reported`."""
-    return "recomputed"
+    return TIERS[not task.spec.self_reported]
 
 
 def _refuse_few_seeds(checked: Checked, posed: dict[str, Posed]) -> None:
@@ -126,7 +128,7 @@ def pose(record: Record, where: str, data_dir: str | None = None) -> Posed:
             entry.cls.settings_class, {**entry.fixed, **entry.presets.get("standard", {})}, "task"
         )
         task: Task = entry.cls(settings, data_dir)
-        spec = task.spec
+        spec, layouts = task.spec, task.layouts()
     except BenchError as error:
         raise Rejected("task-settings", f"{where}: {error}") from None
     if any(getattr(settings, name) != value for name, value in entry.fixed.items()):
@@ -135,12 +137,12 @@ def pose(record: Record, where: str, data_dir: str | None = None) -> Posed:
         raise Rejected("task-settings", f"{where}: settings are of {identity}, not of {part.identity}")
     if part.version != spec.version:
         raise Rejected("task-version", f"{where} is of version {part.version}; the task is of {spec.version}")
-    if not spec.ranked:
+    if not spec.ranked or layouts is None:
         raise Rejected("task-unranked", f"{where}: {part.name} is not ranked")
     try:
-        return Posed(task, task.targets(), task.data_digest())
+        return Posed(task, layouts, task.targets(), task.data_digest())
     except BenchError:  # data that are not here, and are not fetched
-        return Posed(task, None, None)
+        return Posed(task, layouts, None, None)
 
 
 # ------------------------------------------------------------------------------------------------------ runs
@@ -162,28 +164,28 @@ def stands(run: HandedIn, posed: Posed) -> None:
     arrays = run.arrays()
     _refuse_arrays(run, arrays, posed)
     if record.status == "completed":
-        _refuse_values(run.name, arrays)
+        _refuse_values(run.name, arrays, posed.layouts)
         _refuse_claims(run, arrays, posed.task)
 
 
 def _refuse_arrays(run: HandedIn, arrays: Arrays, posed: Posed) -> None:
-    """Refuses arrays that are not those of the task, of its targets, or of the record."""
+    """Refuses arrays that are not those of the task, its targets, or those that the record names."""
+    found = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
+    if wrong := misfit(posed.layouts, found):
+        raise Rejected("arrays-unexpected", f"{run.name}: {wrong}")
     for name, target in (posed.targets or {}).items():
-        own = arrays.get(name)
-        if own is None or (own.dtype, own.shape) != (target.dtype, target.shape):
-            raise Rejected("arrays-unexpected", f"{run.name}: {name} must be {target.dtype} {target.shape}")
-        if not np.array_equal(own, target):
+        if not np.array_equal(arrays[name], target):
             raise Rejected("targets-differ", f"{run.name}: {name} is not the task's own")
     if array_digest(arrays) != run.record.provenance.arrays_digest:
         raise Rejected("arrays-digest", f"{run.name}: the arrays are not those whose digest the record gives")
 
 
-def _refuse_values(where: str, arrays: Arrays) -> None:
+def _refuse_values(where: str, arrays: Arrays, layouts: Mapping[str, Layout]) -> None:
     """Refuses numbers that no run leaves: not finite, or probabilities that do not sum to 1."""
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise Rejected("arrays-not-finite", f"{where}: {name} holds NaN or infinity")
-        if name.endswith("log_probs"):
+        if layouts[name].is_log_probs:
             if array.max() > NORMALISED_WITHIN:  # before the exponential, which would overflow
                 raise Rejected("arrays-not-normalised", f"{where}: {name} holds probabilities above 1")
             error = float(np.abs(np.exp(array.astype(np.float64)).sum(-1) - 1).max())

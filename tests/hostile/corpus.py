@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-
 from hostile import submissions
 from hostile.submissions import change, change_arrays
 
@@ -42,12 +41,12 @@ def plain(code: str, spoil: Callable[[Path], object]) -> Case:
     return Case(code, spoil, listed=False)
 
 
-def of_record(code: str, **parts: Any) -> Case:
+def of_record(code: str, /, **parts: Any) -> Case:
     """A case in which the record of a run says something else."""
     return Case(code, lambda root: change(root / RUN, **parts))
 
 
-def of_manifest(code: str, **parts: Any) -> Case:
+def of_manifest(code: str, /, **parts: Any) -> Case:
     """A case in which `submission.json` says something else."""
     return plain(code, lambda root: submissions.manifest(root, **parts))
 
@@ -55,14 +54,12 @@ def of_manifest(code: str, **parts: Any) -> Case:
 def text(code: str, content: str | bytes) -> Case:
     """A case in which a record is these bytes."""
     content = content.encode() if isinstance(content, str) else content
-    return Case(code, lambda root: bytes_of(root, "record.json", content))
+    return plain(code, lambda root: bytes_of(root, "record.json", content))
 
 
 def bytes_of(root: Path, name: str, content: bytes) -> None:
-    """Puts bytes in the place of a file of the run, and a manifest around them that nobody could check."""
-    whole = json.loads((root / "submission.json").read_text())
+    """Puts bytes in the place of a file of the run."""
     (root / RUN / name).write_bytes(content)
-    (root / "submission.json").write_text(json.dumps(whole))
 
 
 def inserted(code: str, item: str) -> Case:
@@ -173,7 +170,9 @@ FILES = {
     "second name": plain("file-hardlink", hard_link),
     "pipe": plain("file-not-regular", lambda root: replace(root, "record.json", os.mkfifo)),
     "socket": plain("file-not-regular", lambda root: replace(root, "record.json", bound_socket)),
-    "directory for a record": plain("file-not-regular", lambda root: replace(root, "record.json", Path.mkdir)),
+    "directory for a record": plain(
+        "file-not-regular", lambda root: replace(root, "record.json", Path.mkdir)
+    ),
     "directory for the manifest": plain(
         "file-not-regular", lambda root: (remove("submission.json")(root), (root / "submission.json").mkdir())
     ),
@@ -412,6 +411,12 @@ def one_byte(root: Path) -> None:
     path.write_bytes(content)
 
 
+def one_step(log_probs: np.ndarray) -> np.ndarray:
+    """The likeliest class of the first example a little likelier: by the last bit of its float16."""
+    place = 0, log_probs[0].argmax()
+    return set_at(place, np.nextafter(log_probs[place], np.float16(0)))(log_probs)
+
+
 def one_label(root: Path) -> None:
     """A label, in the bytes of the file alone."""
     submissions.write_arrays(
@@ -472,7 +477,7 @@ SCORES: dict[str, Case] = {
     "metric changed, unlisted": plain("metric-differs", one_metric),
     "prediction changed": plain("arrays-digest", one_byte),
     "prediction changed, listed": Case("arrays-digest", one_byte),
-    "prediction changed, with its digest": arrays("metric-differs", log_probs=set_at((0, 0), -3.0)),
+    "prediction changed, with its digest": arrays("metric-differs", log_probs=one_step),
     "label changed": plain("targets-differ", one_label),
     "label changed, with metrics": arrays("targets-differ", rescore=True, labels=shifted),
     "labels shuffled": arrays(
@@ -486,6 +491,18 @@ SCORES: dict[str, Case] = {
             labels=submissions.read(root / RUN)["log_probs"].argmax(1).astype(np.uint8),
         ),
     ),
+    "labels of eight bytes": arrays("arrays-unexpected", labels=lambda a: a.astype(np.int64).clip(0, 9)),
+    "one array more": Case(
+        "arrays-unexpected", lambda root: change_arrays(root / RUN, extra=np.zeros(3, np.float32))
+    ),
+    "one array less": Case(
+        "arrays-unexpected",
+        lambda root: change_arrays(
+            root / RUN, only={k: v for k, v in submissions.read(root / RUN).items() if k != "predicted"}
+        ),
+    ),
+    "one example for all": arrays("arrays-unexpected", log_probs=lambda a: a[:1]),
+    "one axis more": arrays("arrays-unexpected", log_probs=lambda a: a[None]),
     "hash changed": plain("file-hash", one_hash),
     "seconds changed": plain("file-hash", lambda root: change(root / RUN, seconds=36.1)),
     "NaN everywhere": arrays("arrays-not-finite", log_probs=lambda a: a * np.float16(np.nan)),
@@ -493,6 +510,6 @@ SCORES: dict[str, Case] = {
     "minus infinity": arrays("arrays-not-finite", log_probs=set_at((7, 3), -np.inf)),
     "probability of 2": arrays("arrays-not-normalised", log_probs=set_at((7, 3), 0.7)),
     "probabilities of nothing": arrays("arrays-not-normalised", log_probs=lambda a: a * 0 - np.float16(50)),
-    "sum of 1.003": arrays("arrays-not-normalised", log_probs=lambda a: (a + np.float16(0.004))),
+    "sum of 1.003": arrays("arrays-not-normalised", log_probs=lambda a: a + np.float16(0.004)),
 }
 """Refused by what the task says of the numbers."""

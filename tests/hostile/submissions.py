@@ -176,9 +176,11 @@ def write_arrays(run: Path, arrays: dict[str, np.ndarray]) -> None:
     (run / "arrays.safetensors").write_bytes(safetensors.numpy.save(ordered))
 
 
-def change_arrays(run: Path, rescore: bool = False, **arrays: np.ndarray) -> None:
-    """Other arrays under their own digest; with `rescore` under their own metrics, too."""
-    whole = read(run) | arrays
+def change_arrays(
+    run: Path, rescore: bool = False, only: dict[str, np.ndarray] | None = None, **arrays: np.ndarray
+) -> None:
+    """Other arrays under their own digest; with `rescore` under their own metrics, too; or these `only`."""
+    whole = (read(run) if only is None else only) | arrays
     write_arrays(run, whole)
     if rescore:
         (run / "record.json").write_text(fill(read_record(run), whole).model_dump_json(indent=2))
