@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -57,39 +58,35 @@ class Answer(NamedTuple):
 def ask(question: Question) -> Answer:
     """Starts a child in an empty folder of its own, and gives its answer or says why there is none."""
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    seconds = 4 * question.processor_seconds
     with tempfile.TemporaryDirectory(prefix="bench-verify-") as folder:
         environment |= {"TMPDIR": folder, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-B", "-m", __name__],
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        seconds = 4 * question.processor_seconds
         try:
-            said, _ = process.communicate(json.dumps(question).encode(), timeout=seconds)
-        except subprocess.TimeoutExpired:
+            done = subprocess.run(
+                [sys.executable, "-P", "-B", "-m", __name__],
+                input=json.dumps(question).encode(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                cwd=folder,
+                env=environment,
+                timeout=seconds,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:  # the child is killed by then
             return Answer("time-limit", f"the check took more than {seconds} s", None)
-        finally:
-            process.kill()
-            process.wait()
-    return _understood(said, process.returncode, question)
+    return _understood(done.stdout, done.returncode, question)
 
 
 def _understood(said: bytes, exit_code: int, question: Question) -> Answer:
     """The answer in what a child said; a code of its own where it said none."""
-    try:
+    # Beyond its processor time a process gets SIGXCPU, a second later SIGKILL.
+    if exit_code in (-signal.SIGXCPU, -signal.SIGKILL):
+        return Answer("time-limit", f"the check computed for more than {question.processor_seconds} s", None)
+    with suppress(ValueError, TypeError):
         answer = Answer(*json.loads(said[:_LARGEST_ANSWER]))
-    except (ValueError, TypeError):
-        # Beyond its processor time a process gets SIGXCPU, a second later SIGKILL.
-        if exit_code in (-signal.SIGXCPU, -signal.SIGKILL):
-            return Answer(
-                "time-limit", f"the check computed for more than {question.processor_seconds} s", None
-            )
-        return Answer("checker-crashed", f"the check of the {question.kind} ended with {exit_code}", None)
-    return answer if answer.code in CODES else Answer("checker-crashed", "the check gave no answer", None)
+        if exit_code == 0 and answer.code in CODES:
+            return answer
+    return Answer("checker-crashed", f"the check of the {question.kind} ended with {exit_code}", None)
 
 
 # ---------------------------------------------------------------------------------------------- in the child

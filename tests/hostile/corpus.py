@@ -275,7 +275,7 @@ JSON = {
     "digest that is none": of_manifest("schema", files={"a": "x"}),
 }
 
-# ---------------------------------------------------------------------------------------- manifest and records
+# --------------------------------------------------------------------------------------- manifest and records
 
 
 def copied(root: Path, source: str, to: str, **parts: Any) -> None:
@@ -326,7 +326,7 @@ RECORDS = {
     ),
 }
 
-# --------------------------------------------------------------------------------------------------- safetensors
+# ------------------------------------------------------------------------------------------------ safetensors
 
 HEADERS = {
     "no header": plain("header-length", lambda root: bytes_of(root, "arrays.safetensors", b"abc")),
@@ -379,7 +379,7 @@ HEADERS = {
 STRUCTURE: dict[str, Case] = {**FILES, **JSON, **RECORDS, **HEADERS}
 """Refused without torch."""
 
-# --------------------------------------------------------------------------------------------------------- scores
+# ----------------------------------------------------------------------------------------------------- scores
 
 
 def arrays(code: str, rescore: bool = False, **made: Callable[[np.ndarray], np.ndarray]) -> Case:
