@@ -83,27 +83,25 @@ def read_json(content: bytes, where: str) -> Any:
         raise Rejected("json-depth", f"{where} is nested deeper than {DEEPEST}") from None
     except json.JSONDecodeError as error:
         raise Rejected("json-syntax", f"{where} is no JSON: {error}") from None
-    _bounded(value, where, 0)
+    _bounded([value], where, 0)
     return value
 
 
-def _bounded(value: Any, where: str, depth: int) -> None:
-    """Refuses what is too deep, too long or deceiving, anywhere inside a value."""
-    if isinstance(value, str):
-        if len(value) > LONGEST_STRING:
-            raise Rejected("json-length", f"{where} holds a string of {len(value)} characters")
-        if not (value.isascii() and value.isprintable()) and (shown := next(hidden(value), None)) is not None:
-            raise Rejected("text-hidden", f"{where} holds characters that are never printed: '{shown}'")
-    elif isinstance(value, dict | list):
-        if depth == DEEPEST:
-            raise Rejected("json-depth", f"{where} is nested deeper than {DEEPEST}")
-        if len(value) > MOST_ITEMS:
-            raise Rejected("json-length", f"{where} holds a list or object of {len(value)} items")
-        for inner in value:
-            _bounded(inner, where, depth + 1)
-        if isinstance(value, dict):
-            for inner in value.values():
-                _bounded(inner, where, depth + 1)
+def _bounded(items: dict[str, Any] | list[Any], where: str, depth: int) -> None:
+    """Refuses what is too deep, too long or deceiving, anywhere inside an object or list."""
+    if depth > DEEPEST:
+        raise Rejected("json-depth", f"{where} is nested deeper than {DEEPEST}")
+    if len(items) > MOST_ITEMS:
+        raise Rejected("json-length", f"{where} holds a list or object of {len(items)} items")
+    for item in (*items, *items.values()) if isinstance(items, dict) else items:
+        kind = type(item)
+        if kind is str:
+            if len(item) > LONGEST_STRING:
+                raise Rejected("json-length", f"{where} holds a string of {len(item)} characters")
+            if not (item.isascii() and item.isprintable()) and (shown := next(hidden(item), None)):
+                raise Rejected("text-hidden", f"{where} holds characters that are never printed: '{shown}'")
+        elif kind is dict or kind is list:
+            _bounded(item, where, depth + 1)
 
 
 def parsed(model: type[_Model], content: bytes, where: str) -> _Model:
