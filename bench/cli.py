@@ -24,6 +24,7 @@ from bench.commands.parser import errors, output
 from bench.commands.results import draw, record, reference, show
 from bench.commands.running import run
 from bench.commands.searching import sweep, tune
+from bench.commands.verifying import verify
 from bench.errors import BenchError, OutputError, UsageError
 from bench.registry import nearest
 from bench.signals import stoppable
@@ -45,6 +46,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "tune": (tune, "choose settings by validation data, within a budget"),
     "submit": (submit, "make a submission to the leaderboard of runs"),
     "store": (store, "move the arrays of submissions, or check them"),
+    "verify": (verify, "check a submission: its files, and its metrics computed again"),
     "completion": (show_script, "print what makes a shell complete all this"),
 }
 
