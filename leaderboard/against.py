@@ -206,8 +206,8 @@ def rivals(shelf: Shelf, protocol: Protocol, task: Task) -> tuple[list[Rival], l
         if its.digest != protocol.digest:
             parts.append(f"on data {its.digest[:8]}, yours on {protocol.digest[:8]}")
         said.append(f"{protocol.task}: {count} runs in {shelf.source} are {', '.join(parts)}: not compared")
-    if not found:
-        said.append(f"{protocol.task}: {shelf.source}: there is nothing to compare yours with")
+    if not found and (shelf.runs or shelf.boards):
+        said.append(f"{protocol.task}: there is nothing in {shelf.source} to compare yours with")
     return found, said
 
 

@@ -23,7 +23,7 @@ from bench.leaderboard import against
 from bench.leaderboard.entries import RECORDS
 from bench.means import lines
 
-EXAMPLE = json.loads(next(RECORDS.glob("split_mnist/mfvi/seed0/record.json")).read_text())
+EXAMPLE = json.loads(next(RECORDS.parent.rglob("split_mnist/mfvi/seed0/record.json")).read_text())
 VALUES = (0.93, 0.95, 0.94, 0.97)
 
 

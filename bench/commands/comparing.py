@@ -86,8 +86,8 @@ def compare(arguments: list[str]) -> None:
         "bench compare",
         description="Means over seeds with 95 percent intervals, by task, preset and method. In the main "
         "metric of tasks that rank, your methods stand beside the committed entries, with ranks and "
-        "differences. Runs that differ in task version or data are kept apart; of runs of one seed the newest "
-        "counts.",
+        "differences. Runs that differ in task version or data are kept apart; of several runs of a seed the "
+        "newest counts.",
     )
     parser.add_argument(
         "RUN", nargs="+", type=str, help="directory of a run, or folder with runs below it: runs/split_digits"
@@ -119,6 +119,13 @@ def compare(arguments: list[str]) -> None:
     if chosen.metric not in (None, "all", *known):
         raise UsageError(f"--metric {chosen.metric}: {nearest(chosen.metric, known)}")
     others = shelf(Path(chosen.against) if chosen.against else None, [run.directory for run in runs])
+    if chosen.against is None and not others.runs:
+        _say(
+            [
+                "this installation holds no committed entries: the given runs are compared among themselves; "
+                "--against takes a folder of submissions or the JSON of a board"
+            ]
+        )
     everything: list[Row] = []
     for protocol, group in groupby(found, lambda line: line.protocol):
         of_protocol = list(group)
