@@ -259,14 +259,14 @@ class BoardRun(_Part):
 
 
 class BoardEntry(_Part):
-    """An entry; `status` says that it was withdrawn or superseded."""
+    """An entry; `status` says whether the board ranks it, as it does where nothing is said."""
 
     name: _Name
     slug: _Name
     seed_matters: bool
     runs: Annotated[list[BoardRun], pydantic.Field(min_length=1, max_length=10_000)]
     method: _Name | None = None
-    status: _Name | None = None
+    status: _Name = "ranked"
 
     @property
     def identity(self) -> str:
@@ -285,7 +285,7 @@ class BoardTask(_Part):
     entries: Annotated[list[BoardEntry], pydantic.Field(max_length=10_000)]
 
     def rivals(self, task: Task) -> list[Rival]:
-        """Its entries.
+        """Its entries, but for those that the board does not rank.
 
         Raises:
             UsageError: If its metric is not the task's.
@@ -308,7 +308,7 @@ class BoardTask(_Part):
                 entry.seed_matters,
             )
             for entry in self.entries
-            if entry.status not in ("withdrawn", "superseded")
+            if entry.status == "ranked"
         ]
 
 

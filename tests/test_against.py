@@ -252,7 +252,9 @@ def test_a_smoke_run_and_an_unranked_task_have_means_alone(call):
     several("others", ["good"], preset="smoke")
     code, out, err = call("runs", "--against", "others")
     assert (code, "smoke runs prove the pipe" in err, "rank" in out) == (0, True, False)
-    permuted = json.loads(next(RECORDS.parent.rglob("permuted_mnist/mfvi/seed0/record.json")).read_text())["task"]
+    permuted = json.loads(next(RECORDS.parent.rglob("permuted_mnist/mfvi/seed0/record.json")).read_text())[
+        "task"
+    ]
     made("unranked", "mfvi", 0, [True], False, task=permuted)
     code, out, err = call("unranked", "--against", "others")
     assert (code, "permuted_mnist does not rank methods: means alone" in err) == (0, True)
