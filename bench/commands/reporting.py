@@ -11,7 +11,7 @@ import base64
 import json
 import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
@@ -124,7 +124,7 @@ def _section(title: str, lines: Sequence[Line]) -> dict[str, Any]:
         "misleads": misleads(type(task)) if task else "",
         "methods": [line.method for line in lines],
         "metrics": metrics,
-        "task": _listed(records, lambda record: record.task.settings)
+        "task": _listed(records, lambda record: record.task.settings, lambda record: record.method.identity)
         | {"version": str(first.task.version), "digest of the data": first.task.data_digest},
         "lines": [_line(line, task) for line in lines],
     }
@@ -191,16 +191,26 @@ def _number(value: float | None) -> str:
     return "undefined" if value is None else number(value)
 
 
-def _listed(records: Sequence[Record], of: Any) -> dict[str, str]:
-    """Values by name, once where all runs agree, else with their seeds."""
-    found = [(record.seed, of(record)) for record in records]
+def _of_seed(record: Record) -> str:
+    return f"seed {record.seed}"
+
+
+def _listed(
+    records: Sequence[Record],
+    of: Callable[[Record], Mapping[str, Any]],
+    whose: Callable[[Record], str] = _of_seed,
+) -> dict[str, str]:
+    """Values by name: one where all records have it, else each with those that do."""
+    found = [(whose(record), of(record)) for record in records]
     table = {}
     for name in dict.fromkeys(name for _, values in found for name in values):
-        seeds: dict[str, list[int]] = {}
-        for seed, values in found:
-            seeds.setdefault(_text(values[name]) if name in values else "none", []).append(seed)
-        several = (f"{text} (seed {', '.join(map(str, of_text))})" for text, of_text in seeds.items())
-        table[name] = next(iter(seeds)) if len(seeds) == 1 else "; ".join(several)
+        groups: dict[str, dict[str, None]] = {}
+        for owner, values in found:
+            if name in values:
+                groups.setdefault(_text(values[name]), {})[owner] = None
+        is_one = len(groups) == 1 and all(name in values for _, values in found)
+        several = (f"{text} ({', '.join(owners)})" for text, owners in groups.items())
+        table[name] = next(iter(groups)) if is_one else "; ".join(several)
     return table
 
 
@@ -221,9 +231,8 @@ def _figures(runs: Iterable[Found], task: Any) -> tuple[list[dict[str, str]], st
             continue
         paths = sorted((run.directory / "figures").glob("*.svg"))
         found = {path.stem: content for path in paths if (content := _svg(path))}
-        note = (
-            "" if len(found) == len(paths) else f"left out, being no SVG of 2 MiB: {len(paths) - len(found)}"
-        )
+        left_out = len(paths) - len(found)
+        note = f"figures left out, being links, no SVG or over 2 MiB: {left_out}" if left_out else ""
         if not paths and task is not None and (run.directory / "arrays.safetensors").exists():
             try:
                 found = _redrawn(run.directory)
@@ -241,7 +250,7 @@ def _figures(runs: Iterable[Found], task: Any) -> tuple[list[dict[str, str]], st
 
 
 def _svg(path: Path) -> bytes:
-    """A figure's file; empty if it is a link, which may lead to a file that nobody meant to send, or no SVG."""
+    """A figure's file; empty if it is no SVG, or a link, which may lead to what nobody meant to send."""
     if path.is_symlink() or path.parent.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST:
         return b""
     content = path.read_bytes()
@@ -291,8 +300,8 @@ def _chart(curve: str, series: Mapping[str, Sequence[Sequence[Row]]]) -> dict[st
 
     return {
         "name": curve,
-        "x": (number(left), number(right)),
-        "y": (number(bottom), number(top)),
+        "x": (_short(left), _short(right)),
+        "y": (_short(bottom), _short(top)),
         "size": (_WIDTH, _HEIGHT),
         "series": [
             {
@@ -303,6 +312,10 @@ def _chart(curve: str, series: Mapping[str, Sequence[Sequence[Row]]]) -> dict[st
             for i, (name, of_series) in enumerate(series.items())
         ],
     }
+
+
+def _short(value: float) -> str:
+    return number(int(value) if value.is_integer() and abs(value) < 1e6 else value)
 
 
 def _thinned(line: Sequence[Row]) -> Sequence[Row]:
