@@ -18,6 +18,7 @@ import bench
 from bench.commands.comparing import compare, list_runs
 from bench.commands.completion import show_script, typed
 from bench.commands.datasets import show_data
+from bench.commands.handing_in import store, submit
 from bench.commands.listing import show_names
 from bench.commands.parser import errors, output
 from bench.commands.reporting import report
@@ -44,6 +45,8 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "reference": (reference, "make runs of a sampler the reference of their task"),
     "sweep": (sweep, "run every cell of a grid"),
     "tune": (tune, "choose settings by validation data, within a budget"),
+    "submit": (submit, "make a submission to the leaderboard of runs"),
+    "store": (store, "move the arrays of submissions, or check them"),
     "completion": (show_script, "print what makes a shell complete all this"),
 }
 

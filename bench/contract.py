@@ -24,7 +24,7 @@ from torch.utils.data import Dataset
 from bench.comparison import Comparison, FinishedRun, of_metrics
 from bench.hooks import Hooks
 from bench.predictions import Prediction
-from bench.spec import Arrays, Metrics, Row, Spec
+from bench.spec import Arrays, Layout, Metrics, Row, Spec
 from bench.spec import Metric as Metric
 from bench.spec import Undefined as Undefined
 from bench.weights import forward, sampled_outputs
@@ -361,6 +361,10 @@ class Task(ABC):
     def score(self, arrays: Arrays) -> Metrics:
         """Every metric of the spec, from the arrays alone; the leaderboard calls it again on stored ones."""
 
+    def layouts(self) -> dict[str, Layout] | None:
+        """What every array of a run looks like, targets included; needs no data. A ranked task says it."""
+        return None
+
     def losses(self, arrays: Arrays) -> np.ndarray | None:
         """The main metric of each held-out example `[N]`, in the order of the arrays; its mean is the metric.
 
@@ -370,10 +374,7 @@ class Task(ABC):
 
     @property
     def target(self) -> str | None:
-        """A name, fit for a file, of the posterior that runs approximate: that of its reference posterior.
-
-        Runs that differ only in budget, repetitions or seed share it. None: this task has no reference.
-        """
+        """Name, fit for a file, of the posterior that runs of any budget approximate; None: no reference."""
         return None
 
     def reference(self, arrays: Arrays) -> Arrays:

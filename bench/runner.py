@@ -146,8 +146,14 @@ def task_of(record: records.Record, data_dir: str | None = None) -> Task:
     return protocol
 
 
-def finished(directory: Path) -> FinishedRun:
+def finished(directory: Path, path: Path | None = None) -> FinishedRun:
     """A finished run as `Task.compare` gets it; needs no data set.
+
+    A run handed in has no `curves.csv`: its curves are the task's own, without those of the training.
+
+    Args:
+        directory: Of the run.
+        path: The file of its arrays, where it does not lie there.
 
     Raises:
         UsageError: If the directory holds no finished run, or its method cannot be found.
@@ -165,6 +171,12 @@ def finished(directory: Path) -> FinishedRun:
     }
     if record.precision != registry.FULL_PRECISION:
         changed["trainer.precision"] = record.precision
+    arrays = records.read_arrays(directory, path)
+    if (directory / "curves.csv").exists():
+        curves = records.read_curves(directory)
+    else:
+        with registry.defects(f"the curves of {directory}"):
+            curves = _checked(task.curves(arrays))
     return FinishedRun(
         task=task,
         task_name=record.task.name,
@@ -175,14 +187,17 @@ def finished(directory: Path) -> FinishedRun:
         seed=record.seed,
         changed=changed,
         metrics=record.metrics,
-        arrays=records.read_arrays(directory),
-        curves=records.read_curves(directory),
+        arrays=arrays,
+        curves=curves,
     )
 
 
-def load_scores(directory: Path) -> tuple[Task, Arrays]:
-    """The task of a finished run and the arrays that it is scored from; needs no data set."""
-    return task_of(records.read_record(directory)), records.read_arrays(directory)
+def load_scores(directory: Path, path: Path | None = None) -> tuple[Task, Arrays]:
+    """The task of a finished run and the arrays that it is scored from; needs no data set.
+
+    `path` is the file of the arrays, where it does not lie in the directory.
+    """
+    return task_of(records.read_record(directory)), records.read_arrays(directory, path)
 
 
 def redraw(directory: Path) -> list[Path]:

@@ -23,6 +23,7 @@ from bench.contract import Task
 from bench.errors import UsageError
 from bench.leaderboard.entries import RECORDS
 from bench.leaderboard.ranking import Entry, Run, Standing, rank
+from bench.leaderboard.store import ARRAYS, run_arrays
 from bench.leaderboard.submission import MANIFEST, OURS, SUBMISSIONS
 from bench.means import seed_matters
 from bench.records import Record, read_arrays
@@ -231,9 +232,12 @@ def rival(method: str, slug: str, runs: Iterable[Found], task: Task, is_own: boo
 
 
 def _losses(record: Record, directory: Path, task: Task) -> np.ndarray | None:
-    if record.status != "completed" or not (directory / "arrays.safetensors").exists():
+    path = directory / ARRAYS
+    if _slug(directory) and not path.exists():
+        path = run_arrays(directory.resolve()) or path
+    if record.status != "completed" or not path.exists():
         return None
-    arrays = read_arrays(directory)
+    arrays = read_arrays(directory, path)
     with registry.defects(f"the losses of {directory}"):
         return task.losses(arrays)
 

@@ -40,6 +40,7 @@ from bench.contract import (
     Comparison,
     Engine,
     FinishedRun,
+    Layout,
     Metric,
     Metrics,
     Problem,
@@ -50,6 +51,7 @@ from bench.contract import (
 )
 from bench.intervals import standard_error
 from bench.settings import Count, Positive, settings
+from bench.spec import Axis
 from bench.studies import active, active_comparison
 
 NAMES: dict[str, dict[str, object]] = {
@@ -134,6 +136,8 @@ class ActiveTesting(Task):
             version=1,
             metrics=found,
             main_metric="ratio_proportional",
+            baseline="map",  # draws uniformly
+            reference="mc_dropout",
         )
 
     # ---- data
@@ -207,6 +211,18 @@ class ActiveTesting(Task):
             "full_labels": self.images.test_labels.byte().numpy(),
             "small_labels": self.unbalanced.test_labels.byte().numpy(),
         }
+
+    def layouts(self) -> dict[str, Layout]:
+        """Predictions, scores and labels of both test pools; how large the small one is the data tell."""
+        pools: dict[str, Axis] = {"full": data.SOURCES[self.settings.dataset].test, "small": "N"}
+        found = {}
+        for model, n in pools.items():
+            found |= {
+                f"{model}_log_probs": Layout("float16", (n, data.CLASSES), is_log_probs=True),
+                f"{model}_scores": Layout("float32", (n,)),
+                f"{model}_labels": Layout("uint8", (n,)),
+            }
+        return found
 
     # ---- scoring
 

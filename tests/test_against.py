@@ -17,11 +17,11 @@ from bench.errors import UsageError
 from bench.intervals import Interval
 from bench.leaderboard import against
 from bench.leaderboard.against import Result, Rival, read_board, stand
-from bench.leaderboard.entries import RECORDS
+from bench.leaderboard.entries import directory_of
 from bench.leaderboard.ranking import Entry, Run, rank
 from bench.spec import Metric, Spec
 
-EXAMPLE = json.loads(next(RECORDS.parent.rglob("split_mnist/mfvi/seed0/record.json")).read_text())
+EXAMPLE = json.loads((directory_of("split_mnist", "mfvi") / "record.json").read_text())
 LABELS = np.repeat(np.arange(10), 4).astype(np.uint8)
 """Balanced, so that every image weighs the same in the accuracy over pairs."""
 NOTHING = {"metrics": {"average_accuracy": None}, "undefined": {"average_accuracy": "the run diverged"}}
@@ -157,7 +157,7 @@ def test_pairing_on_examples_tells_more_than_seeds_and_its_lack_is_said(call):
 
 def test_a_lower_number_that_is_better_is_called_better(call):
     """By a board's JSON of a task whose metric is a cross-entropy: seeds alone, and it says so."""
-    example = json.loads(next(RECORDS.parent.rglob("iris_depth/mfvi/seed0/record.json")).read_text())
+    example = json.loads((directory_of("iris_depth", "mfvi") / "record.json").read_text())
     mine, theirs = [0.30, 0.31, 0.33], [0.40, 0.44, 0.45]
     for seed, value in enumerate(mine):
         made(
@@ -252,9 +252,7 @@ def test_a_smoke_run_and_an_unranked_task_have_means_alone(call):
     several("others", ["good"], preset="smoke")
     code, out, err = call("runs", "--against", "others")
     assert (code, "smoke runs prove the pipe" in err, "rank" in out) == (0, True, False)
-    permuted = json.loads(next(RECORDS.parent.rglob("permuted_mnist/mfvi/seed0/record.json")).read_text())[
-        "task"
-    ]
+    permuted = json.loads((directory_of("permuted_mnist", "mfvi") / "record.json").read_text())["task"]
     made("unranked", "mfvi", 0, [True], False, task=permuted)
     code, out, err = call("unranked", "--against", "others")
     assert (code, "permuted_mnist does not rank methods: means alone" in err) == (0, True)

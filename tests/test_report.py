@@ -17,10 +17,10 @@ from bench import cli
 from bench.catalogue import misleads
 from bench.commands import formats
 from bench.intervals import Interval
-from bench.leaderboard.entries import RECORDS
+from bench.leaderboard.entries import directory_of
 from bench.tasks.split_mnist import SplitMNIST
 
-EXAMPLE = json.loads(next(RECORDS.parent.rglob("split_mnist/mfvi/seed0/record.json")).read_text())
+EXAMPLE = json.loads((directory_of("split_mnist", "mfvi") / "record.json").read_text())
 VALUES = (0.93, 0.95, 0.94)
 SCRIPT = "<script>alert(1)</script>"
 SVG = f'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9" onload="alert(2)">{SCRIPT}</svg>'
@@ -115,7 +115,7 @@ def test_a_report_says_what_was_run_and_what_came_out(call):
         0,
         0.25,
         method__settings={"learning_rate": 0.5, "optimizer": None},
-        command="bench run map ...",
+        command="bench run map here",
     )
     made(
         "map",
@@ -134,7 +134,7 @@ def test_a_report_says_what_was_run_and_what_came_out(call):
         "What would mislead: " + misleads(SplitMNIST).replace("`", ""),
         *(formats.interval(mean), "0.2500 (n = 1: no interval)"),
         "mean over s of accuracy after the last step (fraction, higher is better)",
-        *("epoch 3: the loss is nan", "average_accuracy gone (seed 1)", "bench run map ..."),
+        *("epoch 3: the loss is nan", "average_accuracy gone (seed 1)", "bench run map here"),
         *("method.learning_rate 0.5", "method.optimizer null", "tuning untuned", "trainer.precision 32-true"),
         *(f"torch {EXAMPLE['environment']['torch']}", f"commit {EXAMPLE['provenance']['commit']}"),
         *("loss: 0.5000 to 2.500, x from 1 to 3", "step 1", "matrix, seed 0"),
@@ -254,7 +254,7 @@ def test_what_is_no_figure_is_left_out(call, tmp_path, trick):
 
 
 def test_figures_are_drawn_again_where_none_lie_beside_the_record(call):
-    directory = next(RECORDS.parent.rglob("split_mnist/map/seed0"))
+    directory = directory_of("split_mnist", "map")
     assert call(directory)[0] == 0
     page = needs_nothing_and_runs_nothing(Path("report.html").read_text())
     assert len(page.images()) == 2
