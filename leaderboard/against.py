@@ -10,6 +10,7 @@ Shapes: S seeds, N test examples, K splits.
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from bench.records import Record, read_arrays
 from bench.runs import Found, below
 from bench.text import hidden, one_line
 
+STATUS = Path(__file__).parent / "status.toml"
+"""What the maintainers say of submissions."""
 _LARGEST = 2**24
 """Bytes of a board's JSON; 200 entries of 10 seeds are below 200 kB."""
 
@@ -148,18 +151,26 @@ def shelf(against: Path | None, own: Iterable[Path]) -> Shelf:
     if against is not None and not against.is_dir():
         return Shelf([], [read_board(against)], str(against))
     mine = {directory.resolve() for directory in own}
+    struck = _struck()
     found: list[tuple[str, Found]] = []
     for folder in (SUBMISSIONS, RECORDS) if against is None else (against,):
         # Records are the pages' evidence: where a task has submissions, those are what is ranked.
         taken = {run.record.task.identity for _, run in found if run.record}
         found += [
-            (_slug(run.directory), run)
+            (slug, run)
             for run in (below(folder) if folder.is_dir() else ())
             if run.record is not None
             and run.record.task.identity not in taken
             and run.directory.resolve() not in mine
+            and ((slug := _slug(run.directory)) not in struck or folder != SUBMISSIONS)
         ]
     return Shelf(found, [], "the committed entries" if against is None else str(against))
+
+
+def _struck() -> set[str]:
+    """Slugs of committed submissions that are withdrawn or superseded, in the maintainers' words."""
+    words = tomllib.loads(STATUS.read_text()) if STATUS.exists() else {}
+    return {slug for slug, word in words.items() if {"withdrawn", "superseded_by"} & word.keys()}
 
 
 def _slug(run: Path) -> str:
@@ -231,11 +242,15 @@ def rival(method: str, slug: str, runs: Iterable[Found], task: Task, is_own: boo
     return Rival(method, slug, results, seed_matters(records[0][0]), is_own)
 
 
+def arrays_of(run: Path) -> Path | None:
+    """The arrays of a run: beside its record, or as its submission names them; None if not here."""
+    if _slug(run):
+        return run_arrays(run.resolve())
+    return beside if (beside := run / ARRAYS).exists() else None
+
+
 def _losses(record: Record, directory: Path, task: Task) -> np.ndarray | None:
-    path = directory / ARRAYS
-    if _slug(directory) and not path.exists():
-        path = run_arrays(directory.resolve()) or path
-    if record.status != "completed" or not path.exists():
+    if record.status != "completed" or (path := arrays_of(directory)) is None:
         return None
     arrays = read_arrays(directory, path)
     with registry.defects(f"the losses of {directory}"):

@@ -34,7 +34,7 @@ def call(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for console in (cli.errors, cli.output):
         monkeypatch.setattr(console, "_width", 140)
-    for place in ("SUBMISSIONS", "RECORDS"):
+    for place in ("SUBMISSIONS", "RECORDS", "STATUS"):
         monkeypatch.setattr(against, place, tmp_path / place.lower())
 
     def call(*arguments):
@@ -201,6 +201,15 @@ def test_entries_are_those_of_submissions_and_else_the_committed_records(call):
     assert set(rows_of(call("runs", "--against", "submissions/someone", "--format", "json")[1])) == {
         *("your fair", "good (someone)", "fair (someone)"),
     }
+
+
+def test_withdrawn_and_superseded_submissions_are_no_rivals(call):
+    several("runs", ["fair"])
+    for slug, method in (("first", "poor"), ("second", "good"), ("third", "good")):
+        several(f"submissions/{slug}", [method])
+        Path("submissions", slug, "submission.json").write_text("{}")
+    Path("status").write_text('[first]\nwithdrawn = "wrong data"\n[second]\nsuperseded_by = "third"\n')
+    assert set(rows_of(call("runs", "--format", "json")[1])) == {"your fair", "good (third)"}
 
 
 def test_own_runs_are_no_rivals_of_themselves(call):

@@ -20,7 +20,7 @@ from bench import cli, runs
 from bench.errors import UsageError
 from bench.files import is_locked, locked
 from bench.leaderboard import against
-from bench.leaderboard.entries import directory_of
+from bench.leaderboard.entries import RECORDS, directory_of
 from bench.means import lines
 
 EXAMPLE = json.loads((directory_of("split_mnist", "mfvi") / "record.json").read_text())

@@ -226,6 +226,8 @@ def _figures(runs: Iterable[Found], task: Any) -> tuple[list[dict[str, str]], st
 
     Those that lie beside the record, else those that its task draws of its arrays.
     """
+    from bench.leaderboard.against import arrays_of
+
     for run in runs:
         if run.record is None or run.record.status != "completed":
             continue
@@ -233,9 +235,9 @@ def _figures(runs: Iterable[Found], task: Any) -> tuple[list[dict[str, str]], st
         found = {path.stem: content for path in paths if (content := _svg(path))}
         left_out = len(paths) - len(found)
         note = f"figures left out, being links, no SVG or over 2 MiB: {left_out}" if left_out else ""
-        if not paths and task is not None and (run.directory / "arrays.safetensors").exists():
+        if not paths and task is not None and (arrays := arrays_of(run.directory)) is not None:
             try:
-                found = _redrawn(run.directory)
+                found = _redrawn(run.directory, arrays)
             except BenchError as error:
                 note = f"figures could not be drawn: {error}"
         return [
@@ -257,12 +259,12 @@ def _svg(path: Path) -> bytes:
     return content if content.lstrip()[:5] in (b"<svg ", b"<?xml") else b""
 
 
-def _redrawn(directory: Path) -> dict[str, bytes]:
+def _redrawn(directory: Path, path: Path) -> dict[str, bytes]:
     from bench import figures, registry
     from bench.records import read_record
     from bench.runner import load_scores
 
-    task, arrays = load_scores(directory)
+    task, arrays = load_scores(directory, path)
     with registry.defects(f"the figures of {directory}"), tempfile.TemporaryDirectory() as folder:
         footer = figures.footer([read_record(directory).label])
         paths = figures.save(task.figures(arrays), Path(folder), footer)
