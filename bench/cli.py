@@ -21,6 +21,7 @@ from bench.commands.datasets import show_data
 from bench.commands.handing_in import store, submit
 from bench.commands.listing import show_names
 from bench.commands.parser import errors, output
+from bench.commands.reporting import report
 from bench.commands.results import draw, record, reference, show
 from bench.commands.running import run
 from bench.commands.searching import sweep, tune
@@ -37,7 +38,8 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "list": (show_names, "show the methods and tasks there are"),
     "runs": (list_runs, "list the runs below a folder"),
     "show": (show, "show the records of runs"),
-    "compare": (compare, "compare methods by their means over seeds"),
+    "compare": (compare, "show how runs stand beside the leaderboard, or their means over seeds"),
+    "report": (report, "write one HTML file of a run or of several"),
     "figures": (draw, "draw the figures of runs anew, or runs together"),
     "data": (show_data, "show, fetch or check data sets"),
     "record": (record, "keep runs as evidence"),
