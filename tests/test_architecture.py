@@ -61,7 +61,15 @@ FLOORS = {
         *("bench.checkpoints", "bench.watch", "bench.trainer", "bench.engine"),
     },
     "names and records": {"bench.catalogue", "bench.registry", "bench.index", "bench.records"},
-    "one run": {"bench.plan", "bench.claim", "bench.job", "bench.runner", "bench.loggers"},
+    "one run": {
+        "bench.plan",
+        "bench.claim",
+        "bench.job",
+        "bench.runner",
+        "bench.loggers",
+        "bench.events",
+        "bench.wandb_run",
+    },
     "many runs": {"bench.runs", "bench.means", "bench.sweep", "bench.tune", "bench.leaderboard.*"},
     "command line": {"bench.progress", "bench.commands.*", "bench.cli", "bench.__main__"},
 }
