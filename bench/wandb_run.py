@@ -6,7 +6,8 @@ holds its id and how far it came, so that a stopped run goes on in the same W&B 
 Names begin with the task, so that runs of several tasks share a project:
 
 - `<task>/steps/<stage>/<term>`: the loss or a term of it, mean over up to 50 training steps of a stage;
-- `<task>/epochs/<stage>/<term>`: mean over an epoch, at most every 50 training steps and at a fit's end;
+- `<task>/epochs/<stage>/<term>`: mean over an epoch, of the first that ends in every 50 training steps and of
+  a fit's last;
 - `<task>/validation/<name>`: a number on validation data, over its own `<task>/validation/step`;
 - `<task>/metrics/<name>`: the final metrics, in the summary;
 - `<task>/tables/...`, `<task>/figures/<name>`: of the finished run.
@@ -75,7 +76,13 @@ def logging(
     path = directory / "wandb" / "run.json"
     reached = json.loads(path.read_bytes()) if path.exists() else None
     run = _opened(name, directory, choice, asked, reached and reached["id"])
-    told = _Told(run, choice.task_identity, path, reached or {"id": run.id, STEPS: -1, "numbers": []}, warn)
+    told = _Told(
+        run,
+        choice.task_identity,
+        path,
+        reached or {"id": run.id, STEPS: -1, "epoch": -1, "numbers": []},
+        warn,
+    )
     exit_code = 1
     try:
         told.send()
@@ -139,7 +146,8 @@ class _Told:
         run: The W&B run.
         task: Identity of the task.
         path: Keeps how far the W&B run came.
-        reached: What is kept there: the id, the training steps of the last numbers, and which these are.
+        reached: What is kept there: the id, the training steps of the last numbers, which these are, and the
+            training steps of the last epoch.
         warn: Tells the user a sentence.
     """
 
@@ -151,7 +159,6 @@ class _Told:
         self._reader = Reader()
         self._rows: list[dict[str, float]] = []
         self._epoch: tuple[int, dict[str, float]] | None = None  # the last, if its numbers are held back
-        self._epochs_told = reached[STEPS]
         self._sent = time.monotonic()
 
     def observe(self, event: str, values: dict[str, Any]) -> None:
@@ -165,7 +172,7 @@ class _Told:
         elif event == "epoch":
             row = {self._key("epochs", number.name): number.value for number in numbers}
             self._epoch = steps, row | {"trainer/epoch": values["epoch"]}
-            if steps - self._epochs_told >= STEPS_TOLD:
+            if steps // STEPS_TOLD > self.reached["epoch"] // STEPS_TOLD:
                 self._add_epoch()
         elif event == "log":
             (number,) = numbers
@@ -190,8 +197,9 @@ class _Told:
     def _add_epoch(self) -> None:
         """Adds the epoch whose numbers are held back, if there is one."""
         if self._epoch is not None:
-            (self._epochs_told, row), self._epoch = self._epoch, None
-            self._add(self._epochs_told, row)
+            (steps, row), self._epoch = self._epoch, None
+            self._add(steps, row)
+            self.reached["epoch"] = max(steps, self.reached["epoch"])
 
     def _add(self, steps: int, row: dict[str, float], at: Mapping[str, float] | None = None) -> None:
         """Adds a row, unless an earlier start of the run has sent it; `at` is its place on its own axis."""

@@ -369,9 +369,17 @@ def test_no_file_is_too_long_to_be_read():
     assert lines["bench.contract"] < 400
 
 
-@pytest.mark.parametrize("package", ["wandb", "tensorboard", "torch.utils.tensorboard"])
-def test_only_one_file_knows_a_logger(package):
-    assert knowing(package) == {"bench.loggers"}
+@pytest.mark.parametrize(
+    ("package", "file"),
+    [
+        ("wandb", "bench.wandb_run"),
+        ("wandb_workspaces", "bench.commands.dashboard"),
+        ("tensorboard", "bench.loggers"),
+        ("torch.utils.tensorboard", "bench.loggers"),
+    ],
+)
+def test_only_one_file_knows_a_logger(package, file):
+    assert knowing(package) == {file}
 
 
 def test_tasks_know_no_optimiser_and_the_leaderboard_no_engine():
