@@ -17,6 +17,7 @@ from typing import TextIO
 import bench
 from bench.commands.comparing import compare, list_runs
 from bench.commands.completion import show_script, typed
+from bench.commands.dashboard import wandb
 from bench.commands.datasets import show_data
 from bench.commands.listing import show_names
 from bench.commands.parser import errors, output
@@ -42,6 +43,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "reference": (reference, "make runs of a sampler the reference of their task"),
     "sweep": (sweep, "run every cell of a grid"),
     "tune": (tune, "choose settings by validation data, within a budget"),
+    "wandb": (wandb, "build a Weights & Biases workspace that compares methods"),
     "completion": (show_script, "print what makes a shell complete all this"),
 }
 
