@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.commands.parser import Parser, output
@@ -42,19 +43,18 @@ def wandb(arguments: list[str]) -> None:
     entity = chosen.entity or os.environ.get("WANDB_ENTITY", "")
     if chosen.save and not entity:
         raise UsageError("--save needs --entity, the user or team whose project it is")
-    built = workspace(chosen.project, entity)
+    built = workspace(chosen.project, entity, _specs())
     if chosen.save:
         output.print(_saved(built), soft_wrap=True)
     else:
         output.print(json.dumps(specification(built), indent=2), soft_wrap=True)
 
 
-def workspace(project: str, entity: str) -> Workspace:
-    """The workspace of a project: tasks by which methods are ranked first."""
+def workspace(project: str, entity: str, specs: Mapping[str, Spec]) -> Workspace:
+    """The workspace of a project, for tasks and what they measure; those that rank methods come first."""
     import wandb_workspaces.workspaces as ws
     from wandb_workspaces.expr import Config
 
-    specs = _specs()
     tasks = sorted(specs, key=lambda name: not specs[name].ranked)
     return ws.Workspace(
         entity=entity,
