@@ -17,6 +17,7 @@ from typing import TextIO
 import bench
 from bench.commands.comparing import compare, list_runs
 from bench.commands.completion import show_script, typed
+from bench.commands.dashboard import wandb
 from bench.commands.datasets import show_data
 from bench.commands.handing_in import store, submit
 from bench.commands.listing import show_names
@@ -49,6 +50,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "submit": (submit, "make a submission to the leaderboard of runs"),
     "store": (store, "move the arrays of submissions, or check them"),
     "verify": (verify, "check a submission: its files, and its metrics computed again"),
+    "wandb": (wandb, "build a Weights & Biases workspace that compares methods"),
     "completion": (show_script, "print what makes a shell complete all this"),
 }
 
