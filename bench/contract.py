@@ -24,7 +24,8 @@ from torch.utils.data import Dataset
 from bench.comparison import Comparison, FinishedRun, of_metrics
 from bench.hooks import Hooks
 from bench.predictions import Prediction
-from bench.spec import Arrays, Metrics, Row, Spec
+from bench.spec import Arrays, Layout, Metrics, Row, Spec
+from bench.spec import Axis as Axis
 from bench.spec import Metric as Metric
 from bench.spec import Undefined as Undefined
 from bench.weights import forward, sampled_outputs
@@ -360,6 +361,13 @@ class Task(ABC):
     @abstractmethod
     def score(self, arrays: Arrays) -> Metrics:
         """Every metric of the spec, from the arrays alone; the leaderboard calls it again on stored ones."""
+
+    def layouts(self) -> dict[str, Layout] | None:
+        """Every array of a run, the targets included, by name; needs no data set.
+
+        A ranked task says so, or what strangers hand in could be broadcast, or hold more than is scored.
+        """
+        return None
 
     def losses(self, arrays: Arrays) -> np.ndarray | None:
         """The main metric of each held-out example `[N]`, in the order of the arrays; its mean is the metric.

@@ -54,6 +54,11 @@ class Spec:
     looks at. A task without one cannot be tuned. `split_ratio` is of a task whose test sets are overlapping
     splits of one table: test over training examples of a split (Nadeau and Bengio 2003, "Inference for the
     Generalization Error"); None says that all test examples are different ones.
+
+    `baseline` and `reference` are the anchors of a ranked task: identities of two methods, the second known to
+    be better here, that stand at 0 and 1 where scores of several tasks are averaged. `self_reported` names
+    the metrics that rest on a number which the method says of itself, such as its log density, and nobody
+    can compute again from predictions.
     """
 
     question: str
@@ -66,6 +71,60 @@ class Spec:
     min_seeds: int = 3
     validation_metric: str | None = None
     split_ratio: float | None = None
+    baseline: str | None = None
+    reference: str | None = None
+    self_reported: frozenset[str] = frozenset()
+
+
+Axis = int | str
+"""Size of an axis: a number, or a letter for one that is free, but the same wherever the letter stands."""
+
+
+class Layout(NamedTuple):
+    """What an array of a task looks like.
+
+    Attributes:
+        dtype: Name that numpy gives the type.
+        shape: Of each axis its size; of a tuple of sizes, any of them.
+        is_log_probs: Whether it holds log-probabilities, normalised over the last axis (`metrics.store`).
+    """
+
+    dtype: str
+    shape: tuple[Axis | tuple[Axis, ...], ...]
+    is_log_probs: bool = False
+
+
+def misfit(layouts: Mapping[str, Layout], found: Mapping[str, tuple[str, tuple[int, ...]]]) -> str | None:
+    """In what arrays differ from their layouts, in one line; None if they are as they should be.
+
+    Args:
+        layouts: What is expected, by name.
+        found: Of each array the type by numpy's name and the shape; their contents are not needed.
+    """
+    if wrong := sorted(layouts.keys() ^ found.keys()):
+        missing = [name for name in wrong if name in layouts]
+        if missing:
+            return f"the array {missing[0]} is missing"
+        return f"there is an array {wrong[0]!r}, and the task has {', '.join(sorted(layouts))}"
+    sizes: dict[str, int] = {}
+    for letters_only in (True, False):  # a free size is set where it has no alternative
+        for name, layout in layouts.items():
+            dtype, shape = found[name]
+            if dtype != layout.dtype:
+                return f"the array {name} is of {dtype}, not of {layout.dtype}"
+            if len(shape) != len(layout.shape):
+                return f"the array {name} has {len(shape)} axes, not {len(layout.shape)}"
+            for number, (size, allowed) in enumerate(zip(shape, layout.shape, strict=True)):
+                if isinstance(allowed, str):
+                    sizes.setdefault(allowed, size)
+                if letters_only and not isinstance(allowed, int | str):
+                    continue
+                choices = allowed if isinstance(allowed, tuple) else (allowed,)
+                known = [sizes.get(choice, size) if isinstance(choice, str) else choice for choice in choices]
+                if size not in known or size < 1:
+                    expected = " or ".join(map(str, dict.fromkeys(known)))
+                    return f"axis {number} of the array {name} has {size} entries, not {expected}"
+    return None
 
 
 class Row(NamedTuple):

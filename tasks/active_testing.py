@@ -36,10 +36,12 @@ from torch.utils.data import TensorDataset
 from bench import data, likelihoods, metrics, priors
 from bench.contract import (
     Arrays,
+    Axis,
     Budget,
     Comparison,
     Engine,
     FinishedRun,
+    Layout,
     Metric,
     Metrics,
     Problem,
@@ -134,6 +136,8 @@ class ActiveTesting(Task):
             version=1,
             metrics=found,
             main_metric="ratio_proportional",
+            baseline="map",  # draws uniformly
+            reference="mc_dropout",
         )
 
     # ---- data
@@ -207,6 +211,18 @@ class ActiveTesting(Task):
             "full_labels": self.images.test_labels.byte().numpy(),
             "small_labels": self.unbalanced.test_labels.byte().numpy(),
         }
+
+    def layouts(self) -> dict[str, Layout]:
+        """Predictions, scores and labels of both test pools; how large the small one is the data tell."""
+        pools: dict[str, Axis] = {"full": data.SOURCES[self.settings.dataset].test, "small": "N"}
+        found = {}
+        for model, n in pools.items():
+            found |= {
+                f"{model}_log_probs": Layout("float16", (n, data.CLASSES), is_log_probs=True),
+                f"{model}_scores": Layout("float32", (n,)),
+                f"{model}_labels": Layout("uint8", (n,)),
+            }
+        return found
 
     # ---- scoring
 

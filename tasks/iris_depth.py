@@ -28,7 +28,19 @@ import torch
 from torch.utils.data import TensorDataset
 
 from bench import likelihoods, metrics, networks, predictions, priors, randomness
-from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Row, Spec, Task, Undefined
+from bench.contract import (
+    Arrays,
+    Budget,
+    Engine,
+    Layout,
+    Metric,
+    Metrics,
+    Problem,
+    Row,
+    Spec,
+    Task,
+    Undefined,
+)
 from bench.data import array_digest
 from bench.intervals import standard_error
 from bench.settings import Count, settings
@@ -42,7 +54,7 @@ PRESETS: dict[str, dict[str, object]] = {
 }
 
 NUM_CLASSES = 3
-NUM_TRAIN = 100
+NUM_FLOWERS, NUM_TRAIN = 150, 100
 WIDTH = 4
 BATCH_SIZE = 16
 PATIENCE = 30
@@ -113,6 +125,8 @@ class IrisDepth(Task):
                 ),
             },
             main_metric="cross_entropy",
+            baseline="mfvi",
+            reference="full_cov_vi",
         )
 
     # ---- data
@@ -152,6 +166,16 @@ class IrisDepth(Task):
     def targets(self) -> Arrays:
         """Test labels `[50]`, and the reference's log-probabilities `[50, 3]` if there is one."""
         return {"labels": self.own_data("test")[1].byte().numpy()} | references.read(self.target)
+
+    def layouts(self) -> dict[str, Layout]:
+        """Predictions of every fit, labels, and the reference if there is one."""
+        n = NUM_FLOWERS - NUM_TRAIN
+        found = {
+            "log_probs": Layout("float16", (self.settings.repetitions, n, NUM_CLASSES), is_log_probs=True),
+            "labels": Layout("uint8", (n,)),
+        }
+        reference = Layout("float16", (n, NUM_CLASSES), is_log_probs=True)
+        return found | dict.fromkeys(references.read(self.target), reference)
 
     @property
     def target(self) -> str:

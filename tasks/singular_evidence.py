@@ -79,6 +79,16 @@ LOWEST_PSI = -1e6
 
 _ROW = ("model", "hidden", "true_weight", "prior_mean", "prior_variance", "num_train", "repetitions")
 """Settings that a row of the published tables names."""
+_OF_LOG_Q = {
+    "psi",
+    "psi_sd",
+    "psi_standard_error",
+    "converged",
+    "elbo",
+    "psi_minus_leading_term",
+    "gap_per_weight",
+}
+"""Metrics that rest on the log density of its draws, which the method alone knows."""
 _BATCHES = 10
 _FRESH = 5_000
 """Fresh inputs of the generalisation error."""
@@ -171,6 +181,7 @@ class SingularEvidence(Task):
             requires=frozenset({"density"}),
             ranked=False,
             min_seeds=1,
+            self_reported=frozenset(_OF_LOG_Q & found.keys()),
         )
 
     # ---- the model and its truth

@@ -34,7 +34,7 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from bench import data, likelihoods, metrics, networks, priors
-from bench.contract import Arrays, Budget, Engine, Metrics, Problem, Row, Spec
+from bench.contract import Arrays, Budget, Engine, Layout, Metrics, Problem, Row, Spec
 from bench.errors import UsageError
 from bench.settings import Count, settings
 from bench.studies import continual
@@ -109,6 +109,8 @@ class SplitMNIST(continual.ContinualTask):
             requires=frozenset() if joint else frozenset({"sequential"}),
             ranked=not joint,
             validation_metric="average_accuracy",
+            baseline=None if joint else "map",
+            reference=None if joint else "vgr",
         )
 
     # ---- data
@@ -186,6 +188,15 @@ class SplitMNIST(continual.ContinualTask):
     def targets(self) -> Arrays:
         """Test labels `[N]`."""
         return {"labels": self.images.test_labels.byte().numpy()}
+
+    def layouts(self) -> dict[str, Layout]:
+        """Predictions for N test images after the last step, classes after the others, and labels."""
+        n, earlier = data.SOURCES[self.settings.dataset].test, len(self.steps()) - 1
+        found = {
+            "log_probs": Layout("float16", (n, NUM_CLASSES), is_log_probs=True),
+            "labels": Layout("uint8", (n,)),
+        }
+        return found | ({"predicted": Layout("uint8", (earlier, n))} if earlier else {})
 
     # ---- scoring
 

@@ -27,7 +27,19 @@ from scipy.special import logsumexp, ndtr
 from torch.utils.data import TensorDataset
 
 from bench import figures, likelihoods, networks, priors, randomness, tables
-from bench.contract import Arrays, Budget, Engine, Metric, Metrics, Problem, Row, Spec, Task, Undefined
+from bench.contract import (
+    Arrays,
+    Budget,
+    Engine,
+    Layout,
+    Metric,
+    Metrics,
+    Problem,
+    Row,
+    Spec,
+    Task,
+    Undefined,
+)
 from bench.data import array_digest
 from bench.errors import UsageError
 from bench.intervals import standard_error
@@ -134,6 +146,8 @@ class UCIRegression(Task):
             min_seeds=1,  # the splits are the repetitions
             validation_metric="log_likelihood",
             split_ratio=1 / 9,
+            baseline="map",
+            reference="deep_ensemble",
         )
 
     # ---- data
@@ -232,6 +246,20 @@ class UCIRegression(Task):
     def targets(self) -> Arrays:
         """Test targets `[K, N]` in their own unit, K splits of N rows."""
         return {"targets": np.stack([self.table.targets[self.rows(k)[1]] for k in range(self.num_splits)])}
+
+    def layouts(self) -> dict[str, Layout]:
+        """Mixtures of S normals for N test rows of K splits, standardised as said beside them, and targets.
+
+        S is 1 of a method without spread and grows with the members of an ensemble.
+        """
+        k, rows = self.num_splits, tables.SOURCES[self.settings.dataset].rows
+        n = rows - round(0.9 * rows)
+        return {
+            "mean": Layout("float16", (k, "S", n)),
+            "variance": Layout("float32", (k, ("S", 1), (n, 1))),
+            "centre_and_scale": Layout("float64", (k, 2)),
+            "targets": Layout("float64", (k, n)),
+        }
 
     # ---- scoring
 

@@ -30,6 +30,7 @@ from bench.contract import CAPABILITIES, Row, Undefined
 from bench.data import array_digest
 from bench.errors import BenchError
 from bench.runner import finished, load_scores
+from bench.spec import misfit
 from bench.studies import references
 
 EMBEDDED = [name for name, source in data.SOURCES.items() if not source.files]
@@ -155,6 +156,7 @@ def test_spec_is_complete(name):
     assert spec.question.endswith("?")
     assert len(spec.source) > 5
     assert spec.requires <= CAPABILITIES.keys()
+    assert spec.self_reported <= spec.metrics.keys()
     for metric_name, metric in spec.metrics.items():
         assert metric_name.replace("_", "").isalnum()
         assert metric_name == metric_name.lower()
@@ -166,6 +168,19 @@ def test_spec_is_complete(name):
         assert metric.unit
         if metric.unit == "fraction":
             assert {metric.best, metric.worst} <= {-1, 0, 1}
+
+
+def test_ranked_tasks_name_two_anchors_that_they_take():
+    """Two different methods in the settings of the preset; a task that is not ranked has none."""
+    for name in registry.tasks():
+        spec = make(name).spec
+        if not spec.ranked:
+            assert spec.baseline is spec.reference is None
+            continue
+        assert spec.baseline != spec.reference
+        for anchor in (spec.baseline, spec.reference):
+            chosen = registry.choose(anchor, name, "standard")  # refuses what lacks a capability
+            assert (chosen.task_identity, chosen.method_identity) == (name, anchor)
 
 
 @every_name
@@ -350,6 +365,50 @@ def test_arrays_are_small_and_of_plain_kinds(name, runs):
         assert np.isfinite(array).all()
     assert sum(array.nbytes for array in arrays.values()) <= 4 * 2**20
     assert make(name).targets().keys() <= arrays.keys()
+
+
+def told(arrays):
+    """Of arrays what `misfit` looks at."""
+    return {key: (array.dtype.name, array.shape) for key, array in arrays.items()}
+
+
+@every_task
+def test_arrays_are_those_that_the_task_names(name, runs):
+    """Of ranked tasks: names, types, axes and sizes; log-probabilities are normalised."""
+    task, arrays = load_scores(runs(name).directory)
+    layouts = task.layouts()
+    if layouts is None:
+        assert not task.spec.ranked
+        return
+    assert misfit(layouts, told(arrays)) is None
+    for key, layout in layouts.items():
+        if layout.is_log_probs:
+            total = np.exp(arrays[key].astype(float)).sum(-1)
+            np.testing.assert_allclose(total, 1, atol=2e-3)
+    for key, array in arrays.items():  # negative controls
+        others = {other: kind for other, kind in told(arrays).items() if other != key}
+        assert misfit(layouts, others) == f"the array {key} is missing"
+        for cheat in (array.astype(complex), array[None], array[..., :0], array[:, None]):
+            assert misfit(layouts, others | told({key: cheat})), key
+        if array.shape[-1] > 1 and not isinstance(layouts[key].shape[-1], str):
+            assert misfit(layouts, others | told({key: np.repeat(array, 2, -1)})), key
+    assert misfit(layouts, told(arrays | {"extra": np.zeros(3)}))
+
+
+def test_law_catches_samples_that_are_counted_otherwise_than_they_are():
+    """Negative control: one mean and eighty variances of it would add log 80 to the log likelihood."""
+    layouts = make("diabetes_regression", splits=2).layouts()
+    found = {key: (layout.dtype, layout.shape) for key, layout in layouts.items()}
+    for samples, widths, is_right in [
+        (80, 80, True),
+        (80, 1, True),
+        (1, 1, True),
+        (1, 80, False),
+        (80, 2, False),
+    ]:
+        for rows in (1, 44):
+            found["mean"], found["variance"] = ("float16", (2, samples, 44)), ("float32", (2, widths, rows))
+            assert (misfit(layouts, found) is None) == is_right
 
 
 @every_task
