@@ -13,10 +13,9 @@ import importlib.util
 import io
 import json
 import os
-import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -30,12 +29,12 @@ import pydantic
 from bench import places
 from bench.errors import OutputError, UsageError
 from bench.files import write
+from bench.intervals import Interval
 from bench.leaderboard import submission as layout
 from bench.leaderboard.contrasts import Evidence
 from bench.leaderboard.pairing import Pair
 from bench.leaderboard.ranking import Place, Standing, across
 from bench.leaderboard.standings import Cell, Computed, RunFiles, Table, cleaned, compute
-from bench.intervals import Interval
 from bench.source import source_hash
 from bench.text import hidden, one_line
 
@@ -416,7 +415,7 @@ class _Cache:
             try:
                 with np.load(self._folder / f"{key}.npz", allow_pickle=False) as arrays:
                     standing = _standing(kept["table"], arrays)
-                    labels = arrays["labels"] if "labels" in arrays else None
+                    labels = arrays.get("labels")
             except (OSError, ValueError, KeyError, EOFError):
                 return None
         return Computed(kept["table"], kept["pairs"], kept["figures"], standing, labels)
@@ -467,7 +466,7 @@ def _standing(table: Table, arrays: Mapping[str, np.ndarray]) -> Standing:
 
 
 def _fingerprint(imports: Sequence[str]) -> str:
-    """A digest of all source that computes: the suite's, the board's, own tasks', and the libraries' versions."""
+    """A digest of all that computes: source of suite, board and own tasks, versions of libraries."""
     sha = hashlib.sha256(source_hash().encode())
     own = [spec.origin for name in imports if (spec := importlib.util.find_spec(name.partition(":")[0]))]
     folder = Path(__file__).parent

@@ -19,8 +19,8 @@ _MOST_CLASSES = 30
 class Pair(TypedDict, total=False):
     """First minus second. `better`, `equal` and `worse` count examples by who has the better mean over seeds.
 
-    `counts` are of a histogram of the differences over `[-reach, reach]`, whose end bins hold what lies beyond.
-    `classes` has rows (class, examples, mean difference).
+    `counts` are of a histogram of the differences over `[-reach, reach]`, whose end bins hold what lies
+    beyond. `classes` has rows (class, examples, mean difference).
     """
 
     first: str

@@ -1,7 +1,7 @@
 """One task of the board: from the runs of its entries to a table, computed once and only shown afterwards.
 
-A run is scored once, from its arrays, by the task's own `score`; `losses` gives what entries are paired on. An
-entry with a file that is damaged, that is not the one its submission names, or whose arrays do not give what
+A run is scored once, from its arrays, by the task's own `score`; `losses` gives what entries are paired on.
+An entry with a file that is damaged, that is not the one its submission names, or whose arrays do not give what
 its records claim, stays in the table with the reason and is not ranked. Where no entry of a task has arrays,
 the metrics that records claim are ranked, on seeds alone. All that is returned is plain data, as JSON has it.
 
@@ -351,7 +351,7 @@ def _row(candidate: _Candidate, place: Place, spec: Spec) -> EntryRow:
         values = [v for run in candidate.runs if (v := run.metrics.get(name)) is not None] if record else []
         metrics[name] = [_finite(x) for x in student(values)[:3]] if values else [None, None, None]
     seconds = [run.record.seconds for run in candidate.runs if run.record is not None]
-    row = EntryRow(
+    return EntryRow(
         name=place.name,
         slug=cell.slug,
         method=record.method.identity if record else cell.method,
@@ -375,13 +375,12 @@ def _row(candidate: _Candidate, place: Place, spec: Spec) -> EntryRow:
         metrics=metrics,
         runs=[_run_row(run, spec) for run in candidate.runs],
     )
-    return row
 
 
 def _tier(candidate: _Candidate, spec: Spec) -> str:
     if candidate.cell.was_repeated:
         return "re-run"
-    own_word = spec.main_metric in getattr(spec, "own_word", ())
+    own_word = spec.main_metric in spec.self_reported
     return "recomputed" if candidate.is_recomputed and not own_word else "self-reported"
 
 
@@ -589,8 +588,8 @@ def _described(identity: str, task: Task, spec: Spec) -> Table:
         higher_is_better=main.higher_is_better,
         min_seeds=spec.min_seeds,
         is_ranked=spec.ranked,
-        baseline=getattr(spec, "baseline", None),
-        reference=getattr(spec, "reference", None),
+        baseline=spec.baseline,
+        reference=spec.reference,
         metrics={
             name: {"unit": m.unit, "description": m.description, "higher_is_better": m.higher_is_better}
             for name, m in spec.metrics.items()

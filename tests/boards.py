@@ -1,7 +1,7 @@
 """Made-up submissions with consistent arrays, for the board's tests and its benchmark.
 
-`SimulatedNN` are tasks whose test set is drawn and whose methods are a number: how well their predictions know
-the labels. Nothing is trained. `make` writes submissions of such methods.
+`SimulatedNN` are tasks whose test set is drawn, and a method is a number: how well its predictions know the
+labels. Nothing is trained. `make` writes submissions of such methods.
 """
 
 from __future__ import annotations
@@ -48,8 +48,6 @@ class Simulated(Task):
     @property
     def spec(self) -> Spec:
         """What is measured; baseline and reference are two of the methods."""
-        anchors = {"baseline": BASELINE, "reference": REFERENCE}
-        known = {name: value for name, value in anchors.items() if name in Spec.__dataclass_fields__}
         return Spec(
             question=f"How well is drawn data {self.number} predicted?",
             source="nobody, nowhere",
@@ -59,7 +57,8 @@ class Simulated(Task):
                 "accuracy": Metric("share of test examples that are right", "fraction", 1.0, 0.0),
             },
             main_metric="nll",
-            **known,
+            baseline=BASELINE,
+            reference=REFERENCE,
         )
 
     @property

