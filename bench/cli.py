@@ -15,6 +15,7 @@ from contextlib import suppress
 from typing import TextIO
 
 import bench
+from bench.commands.boards import board
 from bench.commands.comparing import compare, list_runs
 from bench.commands.completion import show_script, typed
 from bench.commands.dashboard import wandb
@@ -45,6 +46,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "data": (show_data, "show, fetch or check data sets"),
     "record": (record, "keep runs as evidence"),
     "reference": (reference, "make runs of a sampler the reference of their task"),
+    "board": (board, "build the leaderboard's pages, serve them, add to them"),
     "sweep": (sweep, "run every cell of a grid"),
     "tune": (tune, "choose settings by validation data, within a budget"),
     "submit": (submit, "make a submission to the leaderboard of runs"),

@@ -41,7 +41,7 @@ FLOORS = {
     # From bottom to top; `.*` stands for every file below a folder.
     "ground": {
         *("bench", "bench.families", "bench.studies", "bench.methods", "bench.tasks", "bench.leaderboard"),
-        *("bench.commands", "bench.intervals"),
+        *("bench.commands", "bench.intervals", "bench.leaderboard.site"),
         *("bench.errors", "bench.files", "bench.text", "bench.settings", "bench.randomness", "bench.signals"),
         *("bench.predictions", "bench.weights", "bench.networks", "bench.optimizers"),
         *("bench.names", "bench.source"),
