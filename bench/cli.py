@@ -46,12 +46,12 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "data": (show_data, "show, fetch or check data sets"),
     "record": (record, "keep runs as evidence"),
     "reference": (reference, "make runs of a sampler the reference of their task"),
-    "board": (board, "build the leaderboard's pages, serve them, add to them"),
     "sweep": (sweep, "run every cell of a grid"),
     "tune": (tune, "choose settings by validation data, within a budget"),
     "submit": (submit, "make a submission to the leaderboard of runs"),
     "store": (store, "move the arrays of submissions, or check them"),
     "verify": (verify, "check a submission: its files, and its metrics computed again"),
+    "board": (board, "build the leaderboard's pages, serve them, add to them"),
     "wandb": (wandb, "build a Weights & Biases workspace that compares methods"),
     "completion": (show_script, "print what makes a shell complete all this"),
 }
