@@ -240,7 +240,9 @@ def test_references_come_from_chains_that_agree():
 
 
 def test_equal_budgets_on_split_digits():
-    results = [json.loads(path.read_text()) for path in sorted((registry.TUNED / "split_digits").glob("*.json"))]
+    results = [
+        json.loads(path.read_text()) for path in sorted((registry.TUNED / "split_digits").glob("*.json"))
+    ]
     assert {"mfvi", "radial", "mc_dropout"} <= {result["method"] for result in results}
     assert len({len(result["configurations"]) for result in results}) == 1
     for result in results:
