@@ -36,6 +36,7 @@ from torch.utils.data import TensorDataset
 from bench import data, likelihoods, metrics, priors
 from bench.contract import (
     Arrays,
+    Axis,
     Budget,
     Comparison,
     Engine,
