@@ -137,7 +137,7 @@ class ActiveTesting(Task):
             metrics=found,
             main_metric="ratio_proportional",
             baseline="map",  # draws uniformly
-            reference="mc_dropout",
+            reference="mfvi_ensemble",
         )
 
     # ---- data

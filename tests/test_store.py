@@ -1,6 +1,5 @@
 """Where arrays of submissions live: in a folder, and on a real S3 server of this machine."""
 
-import builtins
 import sys
 
 import fsspec
@@ -206,16 +205,8 @@ def test_progress_counts_every_array(root):
 
 
 def test_user_without_s3fs_is_told_how_to_get_it(root, monkeypatch, capsys):
-    imported = builtins.__import__
-
-    def without(name, *rest):
-        if name.partition(".")[0] == "s3fs":
-            raise ImportError("No module named 's3fs'")
-        return imported(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    monkeypatch.delitem(sys.modules, "s3fs", raising=False)
-    monkeypatch.setattr(fsspec.registry, "_registry", {})
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     local(root, "t/m/seed0").unlink()
     code, _, err = call(capsys, root, "pull", "s3://bucket/folder")
     assert code == 2
