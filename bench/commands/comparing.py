@@ -131,7 +131,9 @@ def compare(arguments: list[str]) -> None:
         of_protocol = list(group)
         for metric in _metrics(of_protocol, chosen.metric):
             first = of_protocol[0].records[0]
-            rows, sentences, hidden = [_mean(line, metric) for line in of_protocol], [], _IN_HEADING
+            rows: list[Row] = [_mean(line, metric) for line in of_protocol]
+            sentences: list[str] = []
+            hidden: tuple[str, ...] = _IN_HEADING
             if metric == first.task.main_metric and (task := _ranking(first)) is not None:
                 rows, sentences = _standing(of_protocol, others, task)
                 hidden = (*_IN_HEADING, "note")  # a sentence has it
@@ -238,7 +240,7 @@ def _standing(lines: Sequence[Line], others: Shelf, task: Task) -> tuple[list[Ro
         for mine in own
         if mine.key in compared and len(compared) > 1
     }
-    rows = []
+    rows: list[Row] = []
     for place in stood.standing.places:
         entry = stood.rivals[place.name]
         best, worst = place.ranks or (None, None)
