@@ -10,6 +10,7 @@ import ast
 import difflib
 import importlib
 import inspect
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -58,6 +59,18 @@ class Entry:
     def flags(self) -> list[str]:
         """Settings that a user may choose."""
         return [f.name for f in fields(self.cls.settings_class) if f.name not in self.fixed]
+
+
+def misleads(task: type) -> str:
+    """What its file says would mislead a reader of a task's numbers, on one line; empty if it says nothing.
+
+    This is the paragraph of the file's documentation that begins with "What would mislead:", without these
+    words.
+    """
+    module = inspect.getmodule(task)
+    paragraphs = inspect.cleandoc(getattr(module, "__doc__", None) or "").split("\n\n")
+    found = (re.fullmatch(r"What would mislead:\s+(.+)", text, re.DOTALL) for text in paragraphs)
+    return next((" ".join(match[1].split()) for match in found if match), "")
 
 
 def _classes(module: Any, base: type) -> list[type]:

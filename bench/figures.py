@@ -75,14 +75,23 @@ def save(charts: Mapping[str, Any], folder: Path, footer: str) -> list[Path]:
 
     paths = []
     for name, chart in charts.items():
-        # Escaped, since what XML does not know would end the process.
-        specification = all_escaped(_with_footer(chart.to_dict(), footer))
-        svg = _renumbered(vl_convert.vegalite_to_svg(specification)).encode()
-        png = vl_convert.vegalite_to_png(specification, scale=2)
-        for ending, content in (("svg", svg), ("png", png)):
+        png = vl_convert.vegalite_to_png(_whole(chart, footer), scale=2)
+        for ending, content in (("svg", svg(chart, footer).encode()), ("png", png)):
             paths.append(folder / f"{name}.{ending}")
             write(paths[-1], content)
     return paths
+
+
+def svg(chart: Any, footer: str) -> str:
+    """A chart above its footer as SVG; equal charts give equal text."""
+    import vl_convert
+
+    return _renumbered(vl_convert.vegalite_to_svg(_whole(chart, footer)))
+
+
+def _whole(chart: Any, footer: str) -> dict[str, Any]:
+    """The specification; escaped, since what XML does not know would end the process."""
+    return all_escaped(_with_footer(chart.to_dict(), footer))
 
 
 def _with_footer(chart: dict[str, Any], footer: str) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 def derive(seed: int, *purpose: str | int) -> int:
@@ -17,6 +19,8 @@ def derive(seed: int, *purpose: str | int) -> int:
 
 def generator(seed: int, *purpose: str | int, device: torch.device | str = "cpu") -> torch.Generator:
     """A fresh generator for one purpose of a run."""
+    import torch  # here, since seeds alone need none
+
     return torch.Generator(device).manual_seed(derive(seed, *purpose))
 
 
@@ -26,6 +30,8 @@ def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
 
     For code that cannot be handed a generator: a network's own initialisation.
     """
+    import torch
+
     with torch.random.fork_rng(devices=[]):
         torch.random.default_generator.manual_seed(derive(seed, *purpose))
         yield

@@ -1,6 +1,6 @@
 """Combinations of the means of entries, such as differences, and how surely each is known, or all at once.
 
-Shapes: k entries, S seeds, N test examples, P combinations, B simulated worlds.
+Shapes: k entries, S seeds, N test examples, R rows (combinations), P pairs of rows, B simulated worlds.
 
 A mean over seeds and test examples strays by three parts (analysis of variance, seeds crossed by examples):
 the seeds, independent between entries; the examples, on which entries are paired since all predict the same
@@ -23,9 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
-from scipy import sparse, special
+from scipy import special
+from scipy.spatial import distance
 
 from bench import randomness
 
@@ -35,7 +37,7 @@ _SINGLE = float(special.ndtri((1 + _LEVEL) / 2))
 _WORLDS = 1000
 """The level of simultaneous limits is off by 0.7 percentage points (standard error)."""
 _TINY = 1e-300
-_BLOCK = 2**20
+_BLOCK = 2**15
 """Numbers made at once: they stay in the processor's cache."""
 
 
@@ -111,88 +113,174 @@ class Evidence:
         return np.stack([of_examples + of_seeds, seeds, generator.chisquare(half, size) / half])
 
 
-Parts = list[tuple[Evidence, sparse.csr_array]]
-"""Of each task its evidence and weights `[P, k]`: numbers that are sums over tasks of combinations."""
+Parts = list[tuple[Evidence, np.ndarray]]
+"""Of each task its evidence and weights `[R, k]`: numbers that are sums over tasks of combinations."""
 
 
-class Contrasts:
-    """P numbers, each a sum over tasks of a combination of the task's entries.
+class _Moments(NamedTuple):
+    """Of combinations `[R]`: variance, its parts squared over their degrees of freedom, third cumulant."""
 
-    Attributes:
-        variance: `[P]`.
-    """
+    variance: np.ndarray
+    imprecision: np.ndarray
+    third: np.ndarray
+
+
+def limits(centre: np.ndarray, parts: Parts) -> tuple[np.ndarray, np.ndarray]:
+    """Lower and upper limits `[R]` of the 95% intervals of rows, each by itself."""
+    found = [_moments(evidence, weights, weights @ evidence.paired)[0] for evidence, weights in parts]
+    return _around(centre, _SINGLE, _Moments(*np.sum(found, axis=0)))
+
+
+def variances(parts: Parts) -> np.ndarray:
+    """Variances `[P]` of all differences of two rows, in the order of `np.triu_indices`."""
+    total = np.zeros(())
+    for evidence, weights in parts:
+        seeds, noise = (distance.pdist(weights, "sqeuclidean", w=w) for w in (evidence.seeds, evidence.noise))
+        examples = distance.pdist(weights @ evidence.paired, "sqeuclidean") / (evidence.paired.shape[1] - 1)
+        total = total + seeds + np.maximum(0, examples * evidence.share - noise)
+    return total
+
+
+class Differences:
+    """All differences of two rows, an earlier minus a later one, in the order of `np.triu_indices`."""
 
     def __init__(self, parts: Parts) -> None:
-        self._parts = [(evidence, weights, *_of_examples(evidence, weights)) for evidence, weights in parts]
-        totals = [
-            (*_spread(evidence, weights.power(2), evidence.seeds[:, None], examples[:, None]), third[:, None])
-            for evidence, weights, examples, third in self._parts
-        ]
-        self.variance, self._imprecision, self._third = np.sum(totals, axis=0)[..., 0]
+        self._parts = parts
+        size = len(parts[0][1])
+        self._scales = np.zeros((len(parts), size, size))
+        found: list[list[_Moments]] = [[] for _ in range(size - 1)]
+        for (evidence, weights), scale in zip(parts, self._scales, strict=True):
+            examples = weights @ evidence.paired
+            for i, of_row in enumerate(found):
+                away = weights[i] - weights[i + 1 :]
+                moments, of_examples = _moments(evidence, away, examples[i] - examples[i + 1 :])
+                of_row.append(moments)
+                # Factor by examples in a world -> variance by examples there.
+                scale[i, i + 1 :] = of_examples / np.maximum((away**2).sum(1), _TINY)
+        totals = [np.sum(of_row, axis=0) for of_row in found]
+        self._moments = _Moments(*np.concatenate(totals, axis=1)) if totals else _Moments(*np.zeros((3, 0)))
 
-    def limits(self, centre: np.ndarray, at_once: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """Lower and upper limits `[P]` of 95% intervals, each by itself or all at once."""
-        deviate = self._simultaneous() if at_once and len(centre) > 1 else _SINGLE
-        with np.errstate(divide="ignore", invalid="ignore"):
-            skewness = np.nan_to_num(self._third / self.variance**1.5)
-            freedom = np.nan_to_num(self.variance**2 / self._imprecision, nan=np.inf, posinf=np.inf)
-        half = special.stdtrit(freedom, special.ndtr(deviate)) * np.sqrt(self.variance)
-        # Bent outwards alone: on the other side the tail found is too uncertain to say how much is to spare.
-        low, high = (np.maximum(1, _bent(side, skewness) / side) for side in (deviate, -deviate))
-        return centre - half * low, centre + half * high
+    def limits(self, centre: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Lower and upper limits `[P]`, which all hold at once with 95%."""
+        deviate = self._simultaneous() if len(centre) > 1 else _SINGLE
+        return _around(centre, deviate, self._moments)
 
     def _simultaneous(self) -> float:
         """Normal deviate whose limits all hold together in 95% of simulated worlds."""
-        varying = np.flatnonzero(self.variance)
+        if not self._moments.variance.any():
+            return _SINGLE
         generator = np.random.default_rng(randomness.derive(0, "simultaneous contrasts"))
-        parts = []
-        for evidence, weights, examples, _ in self._parts:
-            squares = weights[varying].power(2)
-            scale = examples[varying] / np.maximum(squares.sum(1), _TINY)
-            parts.append((evidence, weights[varying], squares, scale[:, None], evidence.worlds(generator)))
-        size = max(1, _BLOCK // max(1, len(varying)))
-        deviates = [np.full(1, _SINGLE)]
-        for at in range(0, _WORLDS if len(varying) else 0, size):
-            found, variance, imprecision = np.zeros((3, len(varying), min(size, _WORLDS - at)))
-            for evidence, weights, squares, scale, worlds in parts:
-                means, seeds, factors = worlds[..., at : at + size]
-                spread = _spread(evidence, squares, seeds, scale * (squares @ factors))
-                found += weights @ means
-                variance += spread[0]
-                imprecision += spread[1]
-            t_squared, freedom = found**2 / variance, variance**2 / imprecision
+        drawn = [_Drawn(evidence, rows, generator) for evidence, rows in self._parts]
+        size = max(1, _BLOCK // len(self._parts[0][1]))
+        found = [self._largest(drawn, slice(at, at + size)) for at in range(0, _WORLDS, size)]
+        return float(np.quantile([_SINGLE, *np.concatenate(found)], _LEVEL))
+
+    def _largest(self, drawn: list[_Drawn], worlds: slice) -> np.ndarray:
+        """The largest |t| of every world, as a normal deviate."""
+        means, seeds, imprecisions = (
+            np.sum([getattr(of_task, name)[:, worlds] for of_task in drawn], axis=0)
+            for name in ("means", "seeds", "imprecision")
+        )
+        rows, number = means.shape
+        largest, t_largest, freedom_largest = np.zeros((3, number))
+        for i in range(rows - 1):
+            rest = slice(i + 1, rows)
+            variance, imprecision = seeds[i] + seeds[rest], imprecisions[i] + imprecisions[rest]
+            for of_task, scale in zip(drawn, self._scales, strict=True):
+                examples = of_task.add_shared(i, worlds, variance, imprecision)
+                examples *= scale[i, rest, None]
+                variance += examples
+                examples *= examples
+                examples *= 1 / of_task.examples_freedom
+                imprecision += examples
+            t_squared = means[i] - means[rest]
+            t_squared *= t_squared
+            with np.errstate(divide="ignore", invalid="ignore"):
+                t_squared /= variance
+            # A normal deviate is less than its t, so most pairs of a world cannot be its largest.
+            may_be = np.flatnonzero(t_squared > largest)
+            world = may_be % number
+            t, freedom = t_squared.flat[may_be], variance.flat[may_be] ** 2 / imprecision.flat[may_be]
             # Wallace's normal deviate of Student's t finds the largest; of that one it is made exact.
-            nearly = ((8 * freedom + 1) / (8 * freedom + 3)) ** 2 * freedom * np.log1p(t_squared / freedom)
-            which = nearly.argmax(0), np.arange(nearly.shape[1])
-            deviates.append(-special.ndtri(special.stdtr(freedom[which], -np.sqrt(t_squared[which]))))
-        return float(np.quantile(np.concatenate(deviates), _LEVEL))
+            nearly = ((8 * freedom + 1) / (8 * freedom + 3)) ** 2 * freedom * np.log1p(t / freedom)
+            np.maximum.at(largest, world, nearly)
+            is_it = nearly == largest[world]
+            t_largest[world[is_it]], freedom_largest[world[is_it]] = t[is_it], freedom[is_it]
+        # Where nothing varies in any world there is no t.
+        found = t_largest > 0
+        deviates = np.zeros(number)
+        deviates[found] = -special.ndtri(special.stdtr(freedom_largest[found], -np.sqrt(t_largest[found])))
+        return deviates
 
 
-def _of_examples(evidence: Evidence, weights: sparse.csr_array) -> tuple[np.ndarray, np.ndarray]:
-    """Variance by examples, less the noise, and third cumulant of combinations, `[P]` each."""
-    count = evidence.paired.shape[1]
-    variance, third = np.zeros((2, weights.shape[0]))
-    size = max(1, _BLOCK // count)
-    for at in range(0, weights.shape[0], size):
-        rows = weights[at : at + size] @ evidence.paired
-        squares = rows**2
-        variance[at : at + size] = squares.sum(1) / (count - 1)
-        third[at : at + size] = (squares * rows).mean(1)
-    variance = np.maximum(0, variance * evidence.share - weights.power(2) @ evidence.noise)
-    # Of overlapping splits the third cumulant is unknown.
-    return variance, third * evidence.share**2 * np.isclose(evidence.share * count, 1)
+class _Drawn:
+    """Simulated worlds of a task, `[R, B]` each, as far as a row has them for itself.
+
+    Most entries have weight in one row alone; the square of a difference of weights is then the sum of their
+    squares. Entries that several rows share, such as anchors, are added for each pair.
+
+    Attributes:
+        means: Of the rows.
+        seeds: Variance by seeds, of unshared entries.
+        imprecision: Its square over its degrees of freedom.
+        examples_freedom: Degrees of freedom of the variance by examples.
+    """
+
+    def __init__(self, evidence: Evidence, rows: np.ndarray, generator: np.random.Generator) -> None:
+        means, seeds, factors = evidence.worlds(generator)
+        squared = seeds**2 / evidence.freedom[:, None]
+        is_shared = np.count_nonzero(rows, axis=0) > 1
+        own = np.where(is_shared, 0, rows) ** 2
+        self.means, self.seeds, self.imprecision = rows @ means, own @ seeds, own**2 @ squared
+        self.examples_freedom = evidence.paired.shape[1] - 1
+        self._examples = own @ factors
+        self._shared = rows[:, is_shared]
+        self._of_shared = seeds[is_shared], squared[is_shared], factors[is_shared]
+
+    def add_shared(
+        self, i: int, worlds: slice, variance: np.ndarray, imprecision: np.ndarray
+    ) -> np.ndarray:
+        """Adds what row i and the later rows share; returns the factors by examples of their differences."""
+        examples = self._examples[i, worlds] + self._examples[i + 1 :, worlds]
+        if self._shared.shape[1]:
+            squares = (self._shared[i] - self._shared[i + 1 :]) ** 2
+            seeds, squared, factors = (of[:, worlds] for of in self._of_shared)
+            variance += squares @ seeds
+            imprecision += squares**2 @ squared
+            examples += squares @ factors
+        return examples
 
 
-def _spread(
-    evidence: Evidence, squares: sparse.csr_array, seeds: np.ndarray, examples: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Variance of combinations, and its parts squared over their degrees of freedom, `[P, B]` each.
+def _moments(evidence: Evidence, weights: np.ndarray, away: np.ndarray) -> tuple[_Moments, np.ndarray]:
+    """Moments of combinations, and the part of their variance that is by examples, less the noise.
 
-    From squared weights, variances by seeds `[k, B]` and variances by examples `[P, B]`.
+    Args:
+        evidence: Of the task.
+        weights: `[R, k]`.
+        away: `[R, N]`, the combinations of what entries are paired on.
     """
     count = evidence.paired.shape[1]
-    imprecision = squares.power(2) @ (seeds**2 / evidence.freedom[:, None]) + examples**2 / (count - 1)
-    return squares @ seeds + examples, imprecision
+    squares, powers = weights**2, away**2
+    examples = powers.sum(1) / (count - 1) * evidence.share
+    examples = np.maximum(0, examples - squares @ evidence.noise)
+    # Of overlapping splits the third cumulant is unknown.
+    has_third = abs(evidence.share * count - 1) < 1e-9
+    third = np.einsum("rn,rn->r", powers, away) / count * evidence.share**2 * has_third
+    variance = squares @ evidence.seeds + examples
+    imprecision = squares**2 @ (evidence.seeds**2 / evidence.freedom) + examples**2 / (count - 1)
+    return _Moments(variance, imprecision, third), examples
+
+
+def _around(centre: np.ndarray, deviate: float, moments: _Moments) -> tuple[np.ndarray, np.ndarray]:
+    """Limits at a normal deviate, made wider as Student's t is, and bent."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        skewness = np.nan_to_num(moments.third / moments.variance**1.5)
+        freedom = moments.variance**2 / moments.imprecision
+    freedom = np.nan_to_num(freedom, nan=np.inf, posinf=np.inf)
+    half = special.stdtrit(freedom, special.ndtr(deviate)) * np.sqrt(moments.variance)
+    # Bent outwards alone: on the other side the tail found is too uncertain to say how much is to spare.
+    low, high = (np.maximum(1, _bent(side, skewness) / side) for side in (deviate, -deviate))
+    return centre - half * low, centre + half * high
 
 
 def _bent(deviate: float, skewness: np.ndarray) -> np.ndarray:

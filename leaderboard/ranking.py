@@ -27,11 +27,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy import sparse
 
 from bench.errors import UsageError
 from bench.intervals import FEWEST, Interval, student
-from bench.leaderboard.contrasts import Contrasts, Evidence, Parts
+from bench.leaderboard.contrasts import Differences, Evidence, Parts, limits, variances
 
 _FIRM = 0.2
 """Largest half-width of the difference of two anchors, relative to it, at which it gives a scale."""
@@ -164,7 +163,7 @@ def rank(entries: Sequence[Entry], higher_is_better: bool, test_to_train: float 
         evidence = Evidence.of_seeds(values, losses)
     else:
         evidence = Evidence.of_splits(values, test_to_train)
-    parts = [(evidence, sparse.csr_array(np.eye(len(values))))]
+    parts = [(evidence, np.eye(len(values)))]
     return _stand(places, higher_is_better, parts, parts, evidence)
 
 
@@ -198,7 +197,7 @@ def across(standings: Mapping[str, Standing], anchors: Mapping[str, tuple[str, s
     for evidence, weights in linear:
         rows = [evidence.names.index(name) for name in complete]
         parts.append((evidence, weights[rows] / len(linear)))
-        plain.append((evidence, sparse.csr_array(np.eye(len(evidence.names))[rows])))
+        plain.append((evidence, np.eye(len(evidence.names))[rows]))
     centre = np.array([np.mean([of_task[name].centre for of_task in scores.values()]) for name in complete])
     means = dict(zip(complete, _intervals(centre, parts, f"{len(parts)} tasks"), strict=True))
     places = [
@@ -226,16 +225,13 @@ def _stand(
     low, high = np.zeros((2, k, k))
     if k > 1:
         first, second = np.triu_indices(k, 1)
-        ours, varying = (
-            Contrasts([(of, weights[rows][first] - weights[rows][second]) for of, weights in given])
-            for given in (parts, plain)
-        )
+        ours, means = ([(of, weights[rows]) for of, weights in given] for given in (parts, plain))
         cells = np.array([place.cell.centre for place in compared if place.cell])
         centre = cells[first] - cells[second]
-        limits = np.array(ours.limits(centre, at_once=True))
-        limits[:, varying.variance <= (1e-12 * centre) ** 2] = np.nan  # nothing but rounding
-        low[first, second], high[first, second] = limits
-        high[second, first], low[second, first] = -limits
+        between = np.array(Differences(ours).limits(centre))
+        between[:, variances(means) <= (1e-12 * centre) ** 2] = np.nan  # nothing but rounding
+        low[first, second], high[first, second] = between
+        high[second, first], low[second, first] = -between
     above = low > 0 if higher_is_better else high < 0  # the row is separated from the column, and better
     group = 0
     for i in range(k):
@@ -250,11 +246,11 @@ def _intervals(centre: np.ndarray, parts: Parts, basis: str) -> list[Interval]:
     """95% intervals, each by itself."""
     if not len(centre):
         return []
-    low, high = Contrasts(parts).limits(centre)
+    low, high = limits(centre, parts)
     return [Interval(float(x), float(a), float(b), basis) for x, a, b in zip(centre, low, high, strict=True)]
 
 
-def _scores(evidence: Evidence, base: str, top: str) -> tuple[np.ndarray, sparse.csr_array]:
+def _scores(evidence: Evidence, base: str, top: str) -> tuple[np.ndarray, np.ndarray]:
     """Scores `[k]` of a task, and the weights `[k, k]` of the entries' means in them, made linear."""
     i, j = evidence.names.index(base), evidence.names.index(top)
     distance = evidence.means[j] - evidence.means[i]
@@ -262,7 +258,7 @@ def _scores(evidence: Evidence, base: str, top: str) -> tuple[np.ndarray, sparse
     weights = np.eye(len(score))
     weights[:, i] -= 1 - score
     weights[:, j] -= score
-    return score, sparse.csr_array(weights / distance)
+    return score, weights / distance
 
 
 def _cell(values: np.ndarray, why: str, is_constant: bool, test_to_train: float | None) -> Interval | None:
@@ -295,5 +291,5 @@ def _check(name: str, runs: Sequence[Run], values: np.ndarray) -> None:
     if len({np.shape([] if run.losses is None else run.losses) for run in runs}) > 1:
         raise UsageError(f"{name}: its runs have losses of different examples, or some have none")
     for run, value in zip(runs, values, strict=True):
-        if run.losses is not None and not np.isclose(run.losses.mean(), value, rtol=1e-6, atol=1e-9):
+        if run.losses is not None and not abs(run.losses.mean() - value) <= 1e-9 + 1e-6 * abs(value):
             raise UsageError(f"{name}: the losses of a run have another mean than its value")

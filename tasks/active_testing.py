@@ -52,6 +52,7 @@ from bench.contract import (
 )
 from bench.intervals import standard_error
 from bench.settings import Count, Positive, settings
+from bench.spec import Axis
 from bench.studies import active, active_comparison
 
 NAMES: dict[str, dict[str, object]] = {

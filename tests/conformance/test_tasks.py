@@ -8,7 +8,9 @@ run on `diabetes_regression`, and on one of them with generated numbers in its p
 import math
 import os
 import re
+import sys
 import time
+import types
 import typing
 from dataclasses import fields, replace
 from pathlib import Path
@@ -23,6 +25,7 @@ from drawn import half_counts, names_in_legends, texts, unnamed
 
 import bench
 from bench import cli, data, figures, records, registry, tables
+from bench.catalogue import misleads
 from bench.contract import CAPABILITIES, Row, Undefined
 from bench.data import array_digest
 from bench.errors import BenchError
@@ -178,6 +181,26 @@ def test_ranked_tasks_name_two_anchors_that_they_take():
         for anchor in (spec.baseline, spec.reference):
             chosen = registry.choose(anchor, name, "standard")  # refuses what lacks a capability
             assert (chosen.task_identity, chosen.method_identity) == (name, anchor)
+
+
+@every_name
+def test_file_says_what_would_mislead(name):
+    """Reports and pages show it beside the numbers."""
+    said = misleads(registry.task(name).cls)
+    assert len(said.split()) >= 10
+    assert said.endswith(".")
+    assert "\n" not in said
+
+
+def test_law_catches_a_file_that_does_not_say_what_would_mislead():
+    """Negative control: a file without the paragraph; and one whose paragraph is the second of three."""
+    assert misleads(toys.Peeks) == ""
+    module = types.ModuleType("told", "A task.\n\nWhat would mislead: a\nmean.\n\nSource: none.\n")
+    sys.modules["told"] = module
+    try:
+        assert misleads(type("Told", (), {"__module__": "told"})) == "a mean."
+    finally:
+        del sys.modules["told"]
 
 
 @every_name
