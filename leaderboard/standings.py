@@ -1,9 +1,10 @@
 """One task of the board: from the runs of its entries to a table, computed once and only shown afterwards.
 
 A run is scored once, from its arrays, by the task's own `score`; `losses` gives what entries are paired on.
-An entry with a file that is damaged, that is not the one its submission names, or whose arrays do not give what
-its records claim, stays in the table with the reason and is not ranked. Where no entry of a task has arrays,
-the metrics that records claim are ranked, on seeds alone. All that is returned is plain data, as JSON has it.
+An entry with a file that is damaged, that is not the one its submission names, or whose arrays do not give
+what its records claim, stays in the table with the reason and is not ranked. Where no entry of a task has
+arrays, the metrics that records claim are ranked, on seeds alone. All that is returned is plain data, as JSON
+has it.
 
 Shapes: S seeds, N test examples, K splits.
 """

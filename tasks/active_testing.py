@@ -36,7 +36,6 @@ from torch.utils.data import TensorDataset
 from bench import data, likelihoods, metrics, priors
 from bench.contract import (
     Arrays,
-    Axis,
     Budget,
     Comparison,
     Engine,

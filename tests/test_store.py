@@ -262,7 +262,7 @@ def test_places_of_this_project_can_be_read():
 
 
 def test_what_is_committed_is_what_its_name_says():
-    """Every object of the project's store has the bytes that its name names, and a submission that names it."""
+    """Every object of the project's store has the bytes of its name, and a submission that names it."""
     known = store.named()
     for path in store.STORE.rglob("*.safetensors"):
         assert store.sha256(path.read_bytes()) == path.stem
