@@ -24,6 +24,7 @@ from bench import registry
 from bench.leaderboard import submission as layout
 from bench.leaderboard.codes import Rejected
 from bench.leaderboard.reading import arrays_of, parsed, read_header, read_record
+from bench.leaderboard.store import STORE, name_of
 from bench.leaderboard.submission import Submission
 from bench.records import Record
 from bench.source import source_hash
@@ -38,7 +39,6 @@ LARGEST: Final = {
 LARGEST_IN_ALL: Final = 2**30
 MOST_FILES: Final = 20_001
 """Files and directories of a submission, counted together."""
-STORE: Final = Path(__file__).parent / "store"
 RELEASES: Final = Path(__file__).parent / "releases.toml"
 
 
@@ -280,7 +280,7 @@ def _run(tree: Tree, name: str, submission: Submission, store: Path) -> tuple[Ha
     _refuse_record(record, name)
     path, known = tree.root / arrays_name, tree.files.get(arrays_name)
     if known is None and (digest := submission.files.get(arrays_name)):
-        path = store / digest[:2] / f"{digest}.safetensors"
+        path = store / name_of(digest)
         with suppress(OSError):
             known = path.lstat()
         if known is None or not stat.S_ISREG(known.st_mode) or known.st_size > LARGEST["arrays.safetensors"]:

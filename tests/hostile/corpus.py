@@ -151,7 +151,7 @@ def collision(root: Path) -> None:
 
 
 def many(root: Path) -> None:
-    for number in range(20_001):
+    for number in range(501):
         (root / f"task{number}").mkdir()
 
 
