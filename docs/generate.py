@@ -26,6 +26,7 @@ from bench import figures, metrics, registry, runner, tune
 from bench.contract import CAPABILITIES, Comparison, FinishedRun
 from bench.diagnostics import mixed
 from bench.intervals import differences, student
+from bench.leaderboard import codes
 from bench.leaderboard.entries import committed
 from bench.leaderboard.store import run_arrays
 from bench.records import Record
@@ -740,6 +741,7 @@ def small_fits() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "small fits": small_fits,
+    "codes": codes.table,
     "methods": method_list,
     "method sources": method_sources,
     "method costs": method_costs,

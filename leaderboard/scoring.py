@@ -72,10 +72,10 @@ def score(checked: Checked, data_dir: str | None = None) -> Scored:
         Rejected: With the first reason found.
     """
     posed: dict[str, Posed] = {}
-    for run in checked.runs:  # of one task identity all have one name and settings, or `pose` refuses
-        if run.record.task.identity not in posed:
-            posed[run.record.task.identity] = pose(run.record, run.name, data_dir)
-        stands(run, posed[run.record.task.identity])
+    for run in checked.runs:  # whose records all say the same of a task
+        if (name := run.record.task.identity) not in posed:
+            posed[name] = pose(run.record, run.name, data_dir)
+        stands(run, posed[name])
     _refuse_few_seeds(checked, posed)
     if checked.changed is not None:
         raise Rejected("file-hash", f"{checked.changed} has not the SHA-256 that submission.json gives")

@@ -24,6 +24,7 @@ from bench import registry
 from bench.leaderboard import submission as layout
 from bench.leaderboard.codes import Rejected
 from bench.leaderboard.reading import arrays_of, parsed, read_header, read_record
+from bench.leaderboard.store import STORE, name_of
 from bench.leaderboard.submission import Submission
 from bench.records import Record
 from bench.source import source_hash
@@ -38,7 +39,6 @@ LARGEST: Final = {
 LARGEST_IN_ALL: Final = 2**30
 MOST_FILES: Final = 20_001
 """Files and directories of a submission, counted together."""
-STORE: Final = Path(__file__).parent / "store"
 RELEASES: Final = Path(__file__).parent / "releases.toml"
 
 
@@ -280,7 +280,7 @@ def _run(tree: Tree, name: str, submission: Submission, store: Path) -> tuple[Ha
     _refuse_record(record, name)
     path, known = tree.root / arrays_name, tree.files.get(arrays_name)
     if known is None and (digest := submission.files.get(arrays_name)):
-        path = store / digest[:2] / f"{digest}.safetensors"
+        path = store / name_of(digest)
         with suppress(OSError):
             known = path.lstat()
         if known is None or not stat.S_ISREG(known.st_mode) or known.st_size > LARGEST["arrays.safetensors"]:
@@ -332,25 +332,41 @@ def _refuse_record(record: Record, name: str) -> None:
         raise Rejected("run-dirty", f"{name} was made from changed source: commit, then run again")
     if record.task.name not in registry.tasks():
         raise Rejected("task-unknown", f"{name}: the suite has no task {record.task.name}")
+    if record.task.identity != record.task.name:
+        raise Rejected("task-variant", f"{name}: ranked is {record.task.name} under its standard settings")
     if record.status == "diverged" and any(value is not None for value in record.metrics.values()):
         raise Rejected("metric-undefined", f"{name} diverged and has metrics all the same")
 
 
 def _refuse_cells(runs: Iterable[HandedIn]) -> None:
-    """Refuses gaps between seeds, and seeds of one method that were run differently."""
+    """Refuses gaps between seeds, a task that is posed in two ways, and seeds that were run differently."""
     cells: dict[str, list[HandedIn]] = {}
+    posed: dict[str, HandedIn] = {}
     for run in runs:
         cells.setdefault(run.cell, []).append(run)
+        first = posed.setdefault(run.record.task.identity, run)
+        if run.record.task != first.record.task:
+            raise Rejected(
+                "runs-mixed", f"{run.name} and {first.name}: other settings, version or data of the task"
+            )
     for cell, seeds in cells.items():
         if [run.record.seed for run in seeds] != list(range(len(seeds))):
             given = ", ".join(str(run.record.seed) for run in seeds[:20])
             raise Rejected("seeds-not-contiguous", f"{cell}: seeds {given}; must be 0 to {len(seeds) - 1}")
         for run in seeds[1:]:
-            for part in ("task", "method", "preset"):
-                if getattr(run.record, part) != getattr(seeds[0].record, part):
-                    raise Rejected("runs-mixed", f"{run.name}: another {part} than that of seed 0")
-            if run.record.provenance.version != seeds[0].record.provenance.version:
-                raise Rejected("runs-mixed", f"{run.name}: another version of the suite than that of seed 0")
+            for what, own, other in zip(
+                ("method or settings", "version of the suite", "source of the method"),
+                *map(_made_of, (run.record, seeds[0].record)),
+                strict=True,
+            ):
+                if own != other:
+                    raise Rejected("runs-mixed", f"{run.name}: another {what} than those of seed 0")
+
+
+def _made_of(record: Record) -> tuple[object, ...]:
+    """What the seeds of an entry have in common, beside the task."""
+    made = record.provenance
+    return record.method, made.version, made.method_file_hash
 
 
 def _refuse_summary(submission: Submission, runs: list[HandedIn]) -> None:

@@ -19,7 +19,8 @@ from typing import Final, Literal
 from bench.errors import UsageError
 from bench.leaderboard.children import Answer, Question, ask
 from bench.leaderboard.codes import ACCEPTED, Rejected
-from bench.leaderboard.structure import STORE, tree
+from bench.leaderboard.store import STORE
+from bench.leaderboard.structure import tree
 from bench.leaderboard.submission import SUBMISSIONS
 
 MEMORY: Final = {"structure": 768 * 2**20, "scores": 4 * 2**30}

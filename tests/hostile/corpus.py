@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,8 @@ from hostile.submissions import change, change_arrays
 
 RUN = "split_digits/one/seed1"
 """The run that is broken, where one is."""
+PICKLE = b"\x80\x04\x95\x1c\x00\x00\x00\x00\x00\x00\x00\x8c\x08builtins\x94\x8c\x05print\x94\x93\x94."
+"""Python's own format of `print`, which runs what it names when it is read."""
 
 
 class Case(NamedTuple):
@@ -150,7 +151,7 @@ def collision(root: Path) -> None:
 
 
 def many(root: Path) -> None:
-    for number in range(20_001):
+    for number in range(501):
         (root / f"task{number}").mkdir()
 
 
@@ -186,7 +187,7 @@ FILES = {
     "names alike but for case": plain("name-collision", collision),
     "curves": plain("file-unknown", file(f"{RUN}/curves.csv")),
     "archive": plain("file-unknown", file("submission.zip", b"PK\x05\x06" + bytes(18))),
-    "pickle": plain("file-unknown", file(f"{RUN}/checkpoint.pkl", pickle.dumps(print))),
+    "pickle": plain("file-unknown", file(f"{RUN}/checkpoint.pkl", PICKLE)),
     "code": plain("file-unknown", file("split_digits/one/conftest.py", b"raise SystemExit")),
     "record too high": plain("file-unknown", file("split_digits/record.json")),
     "directory too deep": plain("file-unknown", file(f"{RUN}/more/record.json")),
@@ -285,6 +286,14 @@ def copied(root: Path, source: str, to: str, **parts: Any) -> None:
     change(root / to, **parts)
 
 
+def variant(root: Path) -> None:
+    """An easier protocol, in the directory of its own identity."""
+    for run in (root / "split_digits/one").iterdir():
+        change(run, task={"identity": "split_digits+epochs=1000"})
+    (root / "split_digits+epochs=1000").mkdir()
+    (root / "split_digits/one").rename(root / "split_digits+epochs=1000/one")
+
+
 RECORDS = {
     "another slug": of_manifest("slug-differs", slug="other"),
     "hours made up": of_manifest("hours-differ", hours=0.5),
@@ -301,7 +310,8 @@ RECORDS = {
         lambda root: [path.unlink() for path in (root / RUN).iterdir()] and (root / RUN).rmdir(),
     ),
     "seeds run differently": of_record("runs-mixed", method={"settings": {"learning_rate": 0.1}}),
-    "seeds of two presets": of_record("runs-mixed", preset="paper"),
+    "seeds of two sources": of_record("runs-mixed", provenance={"method_file_hash": "1" * 64}),
+    "seeds of two data sets": of_record("runs-mixed", task={"data_digest": "1" * 64}),
     "seeds of two versions": of_record("runs-mixed", provenance={"version": "0.2.0"}),
     "failed": of_record("run-failed", status="failed", reason="a bug"),
     "smoke": of_record("run-smoke", preset="smoke"),
@@ -314,6 +324,13 @@ RECORDS = {
     "commit that is none": of_record("run-without-source", provenance={"commit": "HEAD"}),
     "task that is code": of_record("task-unknown", task={"name": "os:system"}),
     "task of one's own": of_record("task-unknown", task={"name": "toys:OwnTask"}),
+    "task of other settings for one method": Case(
+        "runs-mixed",
+        lambda root: [
+            change(run, task={"settings": {"epochs": 1000}}) for run in (root / "split_digits/two").iterdir()
+        ],
+    ),
+    "variant of a task": Case("task-variant", variant),
     "diverged with metrics": of_record("metric-undefined", status="diverged", reason="NaN"),
     "no arrays": Case("arrays-missing", remove(f"{RUN}/arrays.safetensors")),
     "no arrays, listed": plain("arrays-missing", remove(f"{RUN}/arrays.safetensors")),
@@ -331,9 +348,7 @@ RECORDS = {
 HEADERS = {
     "no header": plain("header-length", lambda root: bytes_of(root, "arrays.safetensors", b"abc")),
     "empty file": plain("header-length", lambda root: bytes_of(root, "arrays.safetensors", b"")),
-    "pickle for arrays": plain(
-        "header-length", lambda root: bytes_of(root, "arrays.safetensors", pickle.dumps(print))
-    ),
+    "pickle for arrays": plain("header-length", lambda root: bytes_of(root, "arrays.safetensors", PICKLE)),
     "header of 2^63 bytes": header("header-length", {"x": entry()}, length=2**63),
     "header beyond the file": header("header-length", {"x": entry()}, length=1000),
     "header over 64 KB": header("header-length", {f"x{n}": entry() for n in range(2000)}),
@@ -453,7 +468,7 @@ def other_task(root: Path, task: str, **settings: object) -> None:
 
 def every_seed(code: str, **parts: Any) -> Case:
     """A case in which the records of all seeds say something else."""
-    return Case(code, lambda root: [change(run, **parts) for run in (root / "split_digits/one").iterdir()])
+    return Case(code, lambda root: [change(run, **parts) for run in (root / "split_digits").glob("*/*")])
 
 
 SCORES: dict[str, Case] = {
