@@ -237,9 +237,7 @@ class _Drawn:
         self._shared = rows[:, is_shared]
         self._of_shared = seeds[is_shared], squared[is_shared], factors[is_shared]
 
-    def add_shared(
-        self, i: int, worlds: slice, variance: np.ndarray, imprecision: np.ndarray
-    ) -> np.ndarray:
+    def add_shared(self, i: int, worlds: slice, variance: np.ndarray, imprecision: np.ndarray) -> np.ndarray:
         """Adds what row i and the later rows share; returns the factors by examples of their differences."""
         examples = self._examples[i, worlds] + self._examples[i + 1 :, worlds]
         if self._shared.shape[1]:

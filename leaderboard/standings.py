@@ -1,9 +1,9 @@
 """One task of the board: from the runs of its entries to a table, computed once and only shown afterwards.
 
 A run is scored once, from its arrays, by the task's own `score`; `losses` gives what entries are paired on.
-An entry with a file that is damaged, that is not the one its submission names, or whose arrays do not give what
-its records claim, stays in the table with the reason and is not ranked. Where no entry of a task has arrays,
-the metrics that records claim are ranked, on seeds alone. All that is returned is plain data, as JSON has it.
+An entry with a file that is damaged, that is not the one its submission names, or whose arrays do not give
+what its records claim, stays in the table with the reason and is not ranked. Where no entry of a task has
+arrays, the metrics that records claim are ranked, on seeds alone. All that is returned is plain data.
 
 Shapes: S seeds, N test examples, K splits.
 """
@@ -14,7 +14,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
@@ -188,7 +188,7 @@ class _Scored:
 
     files: RunFiles
     record: Record | None = None
-    metrics: Mapping[str, float | None] = ()  # type: ignore[assignment]
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
     losses: np.ndarray | None = None
     is_recomputed: bool = False
     problem: str = ""
@@ -348,7 +348,7 @@ def _row(candidate: _Candidate, place: Place, spec: Spec) -> EntryRow:
     struck = cell.struck.partition(":")[0]
     metrics = {}
     for name in spec.metrics:
-        values = [v for run in candidate.runs if (v := run.metrics.get(name)) is not None] if record else []
+        values = [v for run in candidate.runs if (v := run.metrics.get(name)) is not None]
         metrics[name] = [_finite(x) for x in student(values)[:3]] if values else [None, None, None]
     seconds = [run.record.seconds for run in candidate.runs if run.record is not None]
     return EntryRow(

@@ -280,7 +280,7 @@ def _json(value: Any) -> str:
 
 
 def _joined(paths: Sequence[Path], row: EntryRow) -> bytes:
-    """The records of an entry on a task as one JSON list, as they were handed in; unreadable ones left out."""
+    """The records of an entry on a task as one JSON list, as they were handed in, but for unreadable ones."""
     known = {run["seed"] for run in row["runs"] if run["status"] != "unreadable"}
     found = [path.read_bytes().strip() for path in paths if int(path.parent.name[4:]) in known]
     return b"[\n" + b",\n".join(found) + b"\n]\n"
