@@ -1,11 +1,11 @@
-"""How long the board of 200 made-up entries on 20 tasks takes, and whether a second build gives the same bytes.
+"""How long the board of 200 made-up entries on 20 tasks takes, and whether built again it is the same.
 
     python benchmarks/board.py [--check] [--json benchmarks/board.json] [--entries 200] [--tasks 20]
 
 Submissions are made in a temporary folder first, which is not measured: entries of ten seeds with predictions
-of 1,000 examples. Then the board is built twice by `bench board build`, the first time without a cache. Seconds are
-by the clock; processor seconds are those of all processes of the build. `--check` demands under 60 s and under
-15 s by the clock, and equal bytes.
+of 1,000 examples. Then the board is built twice by `bench board build`, the first time without a cache.
+Seconds are by the clock; processor seconds are those of all processes of the build. `--check` demands under
+60 s and under 15 s by the clock, and equal bytes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The board's pages as files: what they hold, what strangers cannot put into them, the same bytes every time."""
+"""The board's pages as files: what they hold, what strangers cannot put in, the same bytes every time."""
 
 import csv
 import io

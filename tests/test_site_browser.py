@@ -1,4 +1,4 @@
-"""The board's pages in the system's Chromium, as readers with and without scripts, colours and width have them.
+"""The board's pages in the system's Chromium: with and without scripts, light and dark, wide and narrow.
 
 BENCH_REQUIRE_BROWSER=1 makes a missing browser a failure.
 """
