@@ -9,8 +9,6 @@ from and of the source that computed it, so a second build computes nothing, and
 from __future__ import annotations
 
 import hashlib
-import importlib.util
-import io
 import json
 import os
 import tomllib
@@ -18,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,22 +23,23 @@ from typing import Any, NamedTuple
 import numpy as np
 import pydantic
 
-from bench import places
-from bench.errors import OutputError, UsageError
-from bench.files import write
+from bench.errors import UsageError
 from bench.intervals import Interval
 from bench.leaderboard import submission as layout
-from bench.leaderboard.contrasts import Evidence
+from bench.leaderboard.cells import Cell, RunFiles
+from bench.leaderboard.kept import Cache, folder
 from bench.leaderboard.pairing import Pair
-from bench.leaderboard.ranking import Place, Standing, across
-from bench.leaderboard.standings import Cell, Computed, RunFiles, Table, cleaned, compute
-from bench.source import source_hash
+from bench.leaderboard.ranking import Standing, across
+from bench.leaderboard.rows import Table, cleaned
+from bench.leaderboard.standings import Computed, compute, recorded
 from bench.text import hidden, one_line
 
 STORE = Path(__file__).parent / "store"
 """Arrays of submissions, by the SHA-256 of their files."""
-STATUS = Path(__file__).parent / "status.toml"
-"""What maintainers say of submissions."""
+RECORDS = Path(__file__).parent / "records"
+"""Runs that the project keeps as evidence of its pages; the board shows and does not rank them."""
+STATUS = "status.toml"
+"""File beside the folder of submissions, in which maintainers say what is to be said of them."""
 _LARGEST_MANIFEST = 64 * 2**20
 _WORTH_PROCESSES = 300
 """Runs to score below which starting processes takes longer than they save."""
@@ -84,6 +82,8 @@ class Board:
         submissions: Manifests by slug, without their files, with the maintainers' word.
         problems: What is wrong with submissions as a whole, a line each.
         records: Files of the records of each cell: (task, slug, method) -> paths, in order of the seeds.
+        recorded: Tables of runs that are kept as evidence and not ranked, by the identity of their task.
+        recorded_files: Files of their records: (task, method) -> paths.
     """
 
     tables: dict[str, Table] = field(default_factory=dict)
@@ -95,6 +95,8 @@ class Board:
     submissions: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     records: dict[tuple[str, str, str], list[Path]] = field(default_factory=dict)
+    recorded: dict[str, Table] = field(default_factory=dict)
+    recorded_files: dict[tuple[str, str], list[Path]] = field(default_factory=dict)
 
     @property
     def not_again(self) -> list[str]:
@@ -110,33 +112,41 @@ class Board:
 def build(
     submissions: Path = layout.SUBMISSIONS,
     cache: Path | None = None,
-    status: Path = STATUS,
+    status: Path | None = None,
     store: Path = STORE,
     imports: Sequence[str] = (),
     workers: int | None = None,
+    records: Path | None = None,
 ) -> Board:
     """Computes the board.
 
     Args:
         submissions: Their folder.
         cache: Folder for what was computed; None is the user's.
-        status: File of the maintainers' words; need not be there.
+        status: File of the maintainers' words, which need not be there; None is that beside the folder.
         store: Folder of arrays by digest.
         imports: Own tasks, as `package.module:Class`.
         workers: Processes; None takes one for each processor where there is enough to do.
+        records: Folder of runs that are kept as evidence; None shows none.
 
     Raises:
         UsageError: If there is no such folder, or the maintainers' file is wrong.
     """
     if not submissions.is_dir():
         raise UsageError(f"{submissions} is no folder of submissions")
+    status = submissions.resolve().parent / STATUS if status is None else status
     board, words = Board(), _words(status)
     if unknown := sorted(words.keys() - {path.name for path in _inside(submissions)}):
         raise UsageError(f"{status} names {unknown[0]}, of which there is no submission in {submissions}")
     jobs = _gathered(board, submissions, store, words)
-    kept = _Cache(_folder(cache, submissions), imports)
+    if records is not None:
+        jobs += _recorded(board, records)
+    kept = Cache(folder(cache, submissions), imports)
     found = _computed(kept, jobs, imports, workers)
-    for task, (computed, _) in sorted(found.items()):
+    for (kind, task), (computed, _) in sorted(found.items()):
+        if kind == "records":
+            board.recorded[task] = computed.table
+            continue
         board.tables[task], board.pairs[task], board.figures[task] = computed[:3]
         if computed.standing is not None:
             board.standings[task] = computed.standing
@@ -151,8 +161,12 @@ def build(
 
 
 class Job(NamedTuple):
-    """A task with its cells, and a digest of all their files and of what is said of them."""
+    """A task with its cells, and a digest of all their files and of what is said of them.
 
+    `kind` is task for what is ranked, records for what is kept as evidence.
+    """
+
+    kind: str
     task: str
     cells: tuple[Cell, ...]
     digest: str
@@ -220,11 +234,27 @@ def _gathered(board: Board, submissions: Path, store: Path, words: Mapping[str, 
             board.records[task, slug, method] = [run.record for run, _ in files]
             said = [slug, method, struck, was_repeated, [digest for _, digest in files]]
             cells.setdefault(task, []).append((cell, json.dumps(said)))
+    return _jobs("task", cells)
+
+
+def _jobs(kind: str, cells: Mapping[str, Sequence[tuple[Cell, str]]]) -> list[Job]:
     jobs = []
     for task, of_task in sorted(cells.items()):
         digest = hashlib.sha256("\n".join([task, *(said for _, said in of_task)]).encode()).hexdigest()
-        jobs.append(Job(task, tuple(cell for cell, _ in of_task), digest))
+        jobs.append(Job(kind, task, tuple(cell for cell, _ in of_task), digest))
     return jobs
+
+
+def _recorded(board: Board, records: Path) -> list[Job]:
+    """Jobs for the runs that the project keeps as evidence, of which the records alone are read."""
+    cells: dict[str, list[tuple[Cell, str]]] = {}
+    for task, method, runs in _cells(records):
+        paths = [run / "record.json" for run in runs]
+        files = tuple(RunFiles(layout.seed_of(path.parent), path, None, None) for path in paths)
+        said = json.dumps([method, *((path.parent.name, _digest(path)) for path in paths)])
+        cells.setdefault(task, []).append((Cell(layout.OURS, method, files), said))
+        board.recorded_files[task, method] = paths
+    return _jobs("records", cells)
 
 
 def _cells(submission: Path) -> Iterator[tuple[str, str, list[Path]]]:
@@ -270,26 +300,26 @@ def _digest(path: Path | None) -> str | None:
         return None
 
 
-# ---------------------------------------------------------------------------------------------- computing
+# ------------------------------------------------------------------------------------------------ computing
 
 
 def _computed(
-    cache: _Cache, jobs: Sequence[Job], imports: Sequence[str], workers: int | None
-) -> dict[str, tuple[Computed, str]]:
-    """Task -> what it came to, from the cache where that has it, and its key."""
-    found: dict[str, tuple[Computed, str]] = {}
+    cache: Cache, jobs: Sequence[Job], imports: Sequence[str], workers: int | None
+) -> dict[tuple[str, str], tuple[Computed, str]]:
+    """Kind and task -> what it came to, from the cache where that has it, and its key."""
+    found: dict[tuple[str, str], tuple[Computed, str]] = {}
     missing = []
     for job in jobs:
-        key = cache.key("task", job.task, job.digest)
+        key = cache.key(job.kind, job.task, job.digest)
         if (kept := cache.task(key)) is not None:
-            found[job.task] = kept, key
+            found[job.kind, job.task] = kept, key
         else:
             missing.append((job, key))
     for (job, key), computed in zip(
         missing, _all([job for job, _ in missing], imports, workers), strict=True
     ):
         cache.keep_task(key, computed)
-        found[job.task] = computed, key
+        found[job.kind, job.task] = computed, key
     return found
 
 
@@ -302,14 +332,14 @@ def _all(jobs: Sequence[Job], imports: Sequence[str], workers: int | None) -> It
         workers = min(len(jobs), os.cpu_count() or 1) if runs >= _WORTH_PROCESSES else 1
     if workers <= 1:
         _prepare(imports)
-        return [compute(job.task, job.cells) for job in jobs]
+        return [_done(job) for job in jobs]
     is_forking = "forkserver" in get_all_start_methods()
     context = get_context("forkserver" if is_forking else "spawn")
     if is_forking:  # torch is imported once, by the server
         context.set_forkserver_preload(["bench.runner"])  # type: ignore[attr-defined]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with ProcessPoolExecutor(workers, context, _prepare, (tuple(imports),)) as pool:
-        return list(pool.map(_job, jobs))
+        return list(pool.map(_done, jobs))
 
 
 def _prepare(imports: Sequence[str]) -> None:
@@ -318,19 +348,19 @@ def _prepare(imports: Sequence[str]) -> None:
     import_own(*imports)
 
 
-def _job(job: Job) -> Computed:
-    return compute(job.task, job.cells)
+def _done(job: Job) -> Computed:
+    return (compute if job.kind == "task" else recorded)(job.task, job.cells)
 
 
-def _overall(cache: _Cache, found: Mapping[str, tuple[Computed, str]]) -> dict[str, Any]:
+def _overall(cache: Cache, found: Mapping[tuple[str, str], tuple[Computed, str]]) -> dict[str, Any]:
     """The standing across tasks: rows with their mean score, ranks, group, and the score on every task.
 
     A row that is not complete has no ranks, and says of how many tasks it has a score.
     """
     standings, anchors, left_out, keys = {}, {}, {}, []
-    for task, (computed, key) in sorted(found.items()):
+    for (kind, task), (computed, key) in sorted(found.items()):
         table = computed.table
-        if not table["is_ranked"]:
+        if kind != "task" or not table["is_ranked"]:
             continue
         if computed.standing is None or not (table["baseline"] and table["reference"]):
             left_out[task] = table["problem"] or "the task names no baseline and reference"
@@ -366,112 +396,3 @@ def _limits(interval: Interval | None) -> list[float | None]:
     if interval is None:
         return [None, None, None]
     return [float(x) if np.isfinite(x) else None for x in interval[:3]]
-
-
-# ------------------------------------------------------------------------------------------------- the cache
-
-
-def _folder(cache: Path | None, submissions: Path) -> Path:
-    own = hashlib.sha256(str(submissions.resolve()).encode()).hexdigest()[:12]
-    return (places.CACHE_ROOT / "board" if cache is None else cache) / own
-
-
-class _Cache:
-    """What tasks came to, by a key of all that it depends on. A cache that is damaged costs time alone."""
-
-    def __init__(self, folder: Path, imports: Sequence[str]) -> None:
-        self._folder = folder
-        self._source = _fingerprint(imports)
-        self._used: set[str] = set()
-
-    def key(self, *parts: str) -> str:
-        """The name of what depends on these and on the source."""
-        return hashlib.sha256("\n".join([self._source, *parts]).encode()).hexdigest()[:40]
-
-    def read(self, key: str) -> Any:
-        """What was kept; None if nothing was."""
-        self._used.add(f"{key}.json")
-        try:
-            content = json.loads((self._folder / f"{key}.json").read_bytes())
-            text = json.dumps(content["found"])
-            return content["found"] if content["seal"] == hashlib.sha256(text.encode()).hexdigest() else None
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            return None
-
-    def write(self, key: str, found: Any) -> None:
-        """Keeps it; a cache that cannot be written is none."""
-        seal = hashlib.sha256(json.dumps(found).encode()).hexdigest()
-        with suppress(OutputError):
-            write(self._folder / f"{key}.json", json.dumps({"seal": seal, "found": found}).encode())
-
-    def task(self, key: str) -> Computed | None:
-        """What a task came to."""
-        self._used.add(f"{key}.npz")
-        kept = self.read(key)
-        if kept is None:
-            return None
-        standing = labels = None
-        if kept["has_standing"]:
-            try:
-                with np.load(self._folder / f"{key}.npz", allow_pickle=False) as arrays:
-                    standing = _standing(kept["table"], arrays)
-                    labels = arrays.get("labels")
-            except (OSError, ValueError, KeyError, EOFError):
-                return None
-        return Computed(kept["table"], kept["pairs"], kept["figures"], standing, labels)
-
-    def keep_task(self, key: str, computed: Computed) -> None:
-        """Keeps what a task came to."""
-        standing = computed.standing
-        if standing is not None and standing.evidence is not None:
-            evidence = standing.evidence
-            arrays = {name: getattr(evidence, name) for name in _EVIDENCE}
-            if computed.labels is not None:
-                arrays["labels"] = computed.labels
-            content = io.BytesIO()
-            np.savez(content, low=standing.low, high=standing.high, names=np.array(evidence.names), **arrays)
-            with suppress(OutputError):
-                write(self._folder / f"{key}.npz", content.getvalue())
-        kept = {"table": computed.table, "pairs": computed.pairs, "figures": computed.figures}
-        kept["has_standing"] = standing is not None
-        self.write(key, kept)
-
-    def forget_others(self) -> None:
-        """Removes what this build did not use."""
-        with suppress(OSError):
-            for entry in os.scandir(self._folder):
-                if entry.name not in self._used:
-                    os.unlink(entry.path)
-
-
-_EVIDENCE = ("means", "seeds", "freedom", "noise", "paired", "share")
-
-
-def _standing(table: Table, arrays: Mapping[str, np.ndarray]) -> Standing:
-    """A standing as it was before it was kept."""
-    evidence = Evidence(
-        tuple(map(str, arrays["names"])),
-        *(arrays[name] for name in _EVIDENCE[:-1]),
-        share=float(arrays["share"]),
-    )
-    places = []
-    for row in table["entries"]:
-        cell = None
-        if row["mean"] is not None:
-            low, high = (np.nan if x is None else x for x in (row["low"], row["high"]))
-            cell = Interval(row["mean"], low, high, row["basis"])
-        ranks = (row["ranks"][0], row["ranks"][1]) if row["ranks"] else None
-        places.append(Place(row["name"], cell, ranks, row["group"], row["why"]))
-    return Standing(tuple(places), arrays["low"], arrays["high"], evidence)
-
-
-def _fingerprint(imports: Sequence[str]) -> str:
-    """A digest of all that computes: source of suite, board and own tasks, versions of libraries."""
-    sha = hashlib.sha256(source_hash().encode())
-    own = [spec.origin for name in imports if (spec := importlib.util.find_spec(name.partition(":")[0]))]
-    folder = Path(__file__).parent
-    for path in [*sorted(folder.glob("*.py")), *(Path(origin) for origin in own if origin)]:
-        sha.update(f"{path.name}\0".encode() + path.read_bytes() + b"\0")
-    for library in ("numpy", "scipy", "torch", "altair", "vl-convert-python"):
-        sha.update(f"{library} {version(library)}\0".encode())
-    return sha.hexdigest()

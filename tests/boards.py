@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors.numpy
@@ -287,3 +289,78 @@ def _record(number: int, task: Simulated, method: str, seed: int) -> dict[str, A
             "arrays_digest": None,
         },
     }
+
+
+# --------------------------------------------------------------------------------------------- one example
+
+HOSTILE = "</title><script>alert(1)</script>\"'><img src=x onerror=alert(1)> =1+1"
+"""What a stranger may call himself."""
+STATUS = """
+[gone]
+withdrawn = "its authors <b>ask</b> for it"
+
+[older]
+superseded_by = "theirs"
+
+[theirs]
+tier = "re-run"
+"""
+
+
+class Example(NamedTuple):
+    """Submissions with something of everything, the board that they give, and its pages."""
+
+    submissions: Path
+    status: Path
+    cache: Path
+    board: Any
+    site: Path
+
+    def build(self, **options: Any) -> Any:
+        """Builds the board again."""
+        from bench.leaderboard.board import build
+
+        given = {"status": self.status, "cache": self.cache, "imports": task_names(2)}
+        return build(self.submissions, **given | options)
+
+
+_FOLDER = tempfile.TemporaryDirectory(prefix="boards-")  # removed when the process ends
+
+
+@cache
+def example() -> Example:
+    """The example, made once a process."""
+    from bench.leaderboard.board import build
+    from bench.leaderboard.site import pages
+
+    top = Path(_FOLDER.name)
+    folder = top / "submissions"
+    maker = Maker(folder, examples=800)
+    for method in range(4):
+        for task in range(2):
+            for seed in range(3):
+                maker.run(
+                    "reference", task, f"method{method:03}", seed, 0.4 + 0.7 * method, method_number=method
+                )
+    maker.seal("reference")
+    for seed in range(3):
+        maker.run("theirs", 0, "method+rate=0.1", seed, 2.0, method_number=7)
+        failed = {"status": "diverged", "reason": f"a loss was NaN {HOSTILE}"} if seed == 1 else {}
+        maker.run("theirs", 0, "unstable", seed, 3.0, failed, method_number=8)
+        maker.run("gone", 0, "better-than-all", seed, 9.0, method_number=9)
+        maker.run("older", 0, "method+rate=0.2", seed, 1.0, method_number=10)
+        maker.run("hostile", 0, "cmd", seed, 1.0, {"command": f"bench run {HOSTILE}"}, method_number=11)
+    maker.run("hostile", 0, "few", 0, 1.0, method_number=12)
+    (folder / "hostile" / identity(0) / "cmd").rename(folder / "hostile" / identity(0) / "=cmd")
+    (folder / "hostile" / identity(0) / "=cmd" / "seed2" / "record.json").write_text("{}")
+    maker.seal("theirs", paper="https://example.org/?a=1&b=2", code="https://example.org/code")
+    maker.seal("gone")
+    maker.seal("older")
+    maker.seal("hostile", authors=[HOSTILE], trained_on=[HOSTILE, "=HYPERLINK(1)"])
+    (folder / "broken").mkdir()
+    (folder / "broken" / "submission.json").write_text("{")
+    status = top / "status.toml"
+    status.write_text(STATUS)
+    board = build(folder, top / "cache", status, imports=task_names(2))
+    pages.write(board, top / "site")
+    return Example(folder, status, top / "cache", board, top / "site")

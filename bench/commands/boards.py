@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from bench.commands.formats import plain
 from bench.commands.parser import Parser, errors, folder, output
 from bench.errors import UsageError
 from bench.registry import nearest
+
+if TYPE_CHECKING:
+    from bench.leaderboard.board import Board
 
 
 def board(arguments: list[str]) -> int:
@@ -51,15 +55,19 @@ def _parser(action: str, description: str) -> Parser:
     return parser
 
 
-def _built(chosen: object) -> object:
+def _built(chosen: object) -> Board:
     """The board that the arguments ask for."""
     from bench.leaderboard import board
     from bench.leaderboard.submission import SUBMISSIONS
 
     given = vars(chosen)
-    submissions = SUBMISSIONS if given["submissions"] is None else Path(given["submissions"])
     cache = None if given["cache"] is None else Path(given["cache"])
-    return board.build(submissions, cache, imports=given["import"])
+    options: dict[str, Any] = {"cache": cache, "imports": given["import"]}
+    if given["submissions"] is not None:
+        return board.build(
+            Path(given["submissions"]), status=Path(given["submissions"], "status.toml"), **options
+        )
+    return board.build(SUBMISSIONS, records=board.RECORDS, **options)
 
 
 def _build(arguments: list[str]) -> int:

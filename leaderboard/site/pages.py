@@ -22,8 +22,8 @@ from bench.files import write as write_file
 from bench.files import writing
 from bench.leaderboard.board import Board
 from bench.leaderboard.pairing import MOST, pair
+from bench.leaderboard.rows import EntryRow, Table
 from bench.leaderboard.site import words
-from bench.leaderboard.standings import EntryRow, Table
 from bench.leaderboard.submission import OURS
 from bench.registry import nearest
 
@@ -96,8 +96,7 @@ class Site:
         self.board = board
         self.environment = _environment()
         self.environment.globals.update(site=self, words=words, tiers=TIERS, version=bench.__version__)
-        self.tables = {task: t for task, t in board.tables.items() if t["is_ranked"] or t["problem"]}
-        self.unranked = {task: t for task, t in board.tables.items() if task not in self.tables}
+        self.tables = board.tables
         self._rows: dict[tuple[str, str], dict[str, EntryRow]] = {}
         self._by_name: dict[tuple[str, str], EntryRow] = {}
         for task, table in board.tables.items():
@@ -112,6 +111,14 @@ class Site:
         }
 
     # ---- what templates ask
+
+    @property
+    def evidence(self) -> dict[str, list[Table]]:
+        """Tables of runs that are kept as evidence, by the name of their task."""
+        found: dict[str, list[Table]] = {}
+        for _, table in sorted(self.board.recorded.items()):
+            found.setdefault(table["task_name"], []).append(table)
+        return found
 
     def row(self, task: str, name: str) -> EntryRow:
         """The row of an entry on a task."""
@@ -188,6 +195,13 @@ class Site:
             yield from self._task(task, table)
         for row, rows in self.entries:
             yield self.entry(row), self._page("method", 2, first=row, rows=rows)
+        for name, tables in self.evidence.items():
+            yield f"evidence/{name}.html", self._page("evidence", 1, name=name, tables=tables)
+            yield f"evidence/{name}.json", _json(tables)
+            yield f"evidence/{name}.csv", _csv_of(tables)
+        for (task, method), paths in sorted(self.board.recorded_files.items()):
+            known = {row["folder"]: row for row in self.board.recorded[task]["entries"]}
+            yield f"runs/{task}/records/{method}.json", _joined(paths, known[method])
         for (task, slug, folder_), paths in sorted(self.board.records.items()):
             row = self._rows[slug, folder_][task]
             yield self.records(task, row), _joined(paths, row)
@@ -280,10 +294,22 @@ def _json(value: Any) -> str:
 
 
 def _joined(paths: Sequence[Path], row: EntryRow) -> bytes:
-    """An entry's records on a task as one JSON list, as they were handed in; unreadable ones left out."""
+    """The records of an entry on a task as one JSON list, as they were handed in, but for unreadable ones."""
     known = {run["seed"] for run in row["runs"] if run["status"] != "unreadable"}
     found = [path.read_bytes().strip() for path in paths if int(path.parent.name[4:]) in known]
     return b"[\n" + b",\n".join(found) + b"\n]\n"
+
+
+def _csv_of(tables: Sequence[Table]) -> str:
+    """Rows of evidence: every metric with its mean and interval."""
+    header = ["task", "method", "seeds", "metric", "mean", "low", "high"]
+    rows = [
+        [table["task"], row["method"], row["seeds"], name, *cell]
+        for table in tables
+        for row in table["entries"]
+        for name, cell in row["metrics"].items()
+    ]
+    return words.table(header, rows)
 
 
 def _csv_of_task(table: Table) -> str:

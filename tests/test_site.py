@@ -1,0 +1,367 @@
+"""The board's pages as files: what they hold, what strangers cannot put in, the same bytes every time."""
+
+import csv
+import io
+import json
+import re
+import threading
+import urllib.error
+import urllib.request
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+from xml.etree import ElementTree
+
+import boards
+import pytest
+from boards import HOSTILE, example, identity
+from toys import call, environment
+
+from bench import cli
+from bench.errors import UsageError
+from bench.leaderboard.site import pages, serving, words
+
+VOID = {"meta", "link", "img", "input", "br", "line", "circle", "rect"}
+
+
+class Page(HTMLParser):
+    """The tags of a page, checked to be closed in the order in which they were opened."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.ids, self.text, self.open = [], [], [], []
+        self.feed(path.read_text(encoding="utf-8"))
+        assert self.open == [], path
+
+    def handle_starttag(self, tag, attrs):
+        """Opens a tag."""
+        given = dict(attrs)
+        assert len(given) == len(attrs)
+        self.tags.append((tag, given))
+        self.ids += [given["id"]] if "id" in given else []
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        """Opens and closes one."""
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        """Closes the last that was opened."""
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        """Keeps the text."""
+        self.text.append(data)
+
+    def links(self, tag="a", attribute="href"):
+        """What tags of a name lead to."""
+        return [given[attribute] for name, given in self.tags if name == tag and attribute in given]
+
+
+@pytest.fixture(scope="module")
+def site():
+    """The folder of the example's pages."""
+    return example().site
+
+
+@pytest.fixture(scope="module")
+def html(site):
+    """Every page by its path."""
+    return {path: Page(path) for path in sorted(site.rglob("*.html"))}
+
+
+# ------------------------------------------------------------------------------------------- what there is
+
+
+def test_pages_are_closed_titled_and_have_ids_once(html):
+    assert len(html) > 15
+    for path, page in html.items():
+        assert len(page.ids) == len(set(page.ids)), path
+        names = [name for name, _ in page.tags]
+        assert (names.count("title"), names.count("h1"), names.count("main")) == (1, 1, 1)
+
+
+def test_every_link_leads_somewhere(html, site):
+    for path, page in html.items():
+        targets = page.links() + page.links("link") + page.links("script", "src") + page.links("img", "src")
+        for target in targets:
+            if target.startswith(("https://", "data:")):
+                continue
+            file, _, anchor = unquote(target).partition("#")
+            found = (path.parent / file).resolve() if file else path
+            assert found.is_file(), (path, target)
+            assert found.is_relative_to(site.resolve())
+            if anchor:
+                assert anchor in html[site / found.relative_to(site.resolve())].ids, (path, target)
+
+
+def test_every_value_leads_to_its_seeds_and_these_to_their_records(html, site):
+    board = example().board
+    for task, table in board.tables.items():
+        for row in table["entries"]:
+            page = site / "methods" / row["slug"] / f"{row['folder']}.html"
+            records = site / "runs" / task / row["slug"] / f"{row['folder']}.json"
+            assert any(unquote(link).endswith(f"/{records.name}") for link in html[page].links())
+            found = json.loads(records.read_text())
+            known = [run["seed"] for run in row["runs"] if run["status"] != "unreadable"]
+            assert [record["seed"] for record in found] == known
+
+
+def test_the_tables_show_the_data(site):
+    """Numbers on the page are those of the JSON beside it, in the same order."""
+    table = example().board.tables[identity(0)]
+    assert json.loads((site / "tasks" / f"{identity(0)}.json").read_text()) == table
+    rows = list(csv.DictReader((site / "tasks" / f"{identity(0)}.csv").read_text().splitlines()))
+    assert [row["status"] for row in rows] == [row["status"] for row in table["entries"]]
+    for shown, row in zip(rows, table["entries"], strict=True):
+        assert (float(shown["nll"]) if shown["nll"] else None) == row["mean"]
+        assert (int(shown["first rank"]) if shown["first rank"] else None) == (row["ranks"] or [None])[0]
+    text = (site / "tasks" / f"{identity(0)}.html").read_text()
+    body = text[text.index("<tbody>") : text.index("</tbody>")]
+    ranked = [row for row in table["entries"] if row["ranks"]]
+    shown = re.findall(r'<th scope="row"><a href="[^"]+">([^<]+)</a>', body)
+    assert shown == [row["name"] for row in ranked]
+    values = re.findall(r'<td class="n" data-value="([^"]+)"><a', body)
+    assert [float(value) for value in values] == [row["mean"] for row in ranked]
+
+
+def test_the_first_page_says_what_is_known_best(site):
+    """By the interval that lies farthest from nothing."""
+    board = example().board
+    widest = max((t["widest"] for t in board.tables.values() if t["widest"]), key=lambda w: w["clearness"])
+    text = " ".join("".join(Page(site / "index.html").text).split())
+    better, worse = widest["first"], widest["second"]
+    assert widest["centre"] < 0  # of losses
+    assert f", {better} is better than {worse} by " in text
+    assert "How to submit" in text
+
+
+def test_what_is_not_ranked_is_shown_with_its_reason(site):
+    text = "".join(Page(site / "tasks" / f"{identity(0)}.html").text)
+    for said in (
+        "1 of 3 runs gave no value",
+        "withdrawn: its authors <b>ask</b> for it",
+        "superseded: by theirs",
+        "the record of seed 2 cannot be read",
+        "seeds: 1; the task asks for 3",
+    ):
+        assert said in text
+    assert "broken: submission.json cannot be read" in "".join(Page(site / "index.html").text)
+    struck = re.findall(r"<s><a[^>]*>([^<]+)</a></s>", (site / "tasks" / f"{identity(0)}.html").read_text())
+    assert {"better-than-all (gone)", "method+rate=0.2 (older)"} <= set(struck)
+
+
+# ------------------------------------------------------------------------------- what strangers cannot do
+
+
+def test_nothing_of_a_stranger_becomes_markup(html):
+    """Scripts are ours alone, nothing runs on an event, no style and no script stands inside a page."""
+    seen = 0
+    for path, page in html.items():
+        seen += HOSTILE in "".join(page.text)
+        scripts = [given for tag, given in page.tags if tag == "script"]
+        assert len(scripts) == 1
+        assert scripts[0].keys() == {"src", "defer"}
+        assert scripts[0]["src"].endswith("table.js")
+        for tag, given in page.tags:
+            assert tag not in ("b", "style", "iframe", "object", "embed", "form", "base"), path
+            assert not [name for name in given if name.startswith("on") or name == "style"]
+            assert tag != "img" or given["src"].startswith("../figures/")
+    assert seen >= 3  # author, reason, command
+
+
+def test_negative_control_unescaped_templates_are_caught(tmp_path, monkeypatch):
+    """`select_autoescape` does not match .html.j2: the pages of a board that trusted it are injectable."""
+    made = pages._environment
+
+    def trusting():
+        environment = made()
+        environment.autoescape = False
+        return environment
+
+    monkeypatch.setattr(pages, "_environment", trusting)
+    pages.write(example().board, tmp_path / "site")
+    text = "".join(path.read_text() for path in (tmp_path / "site").rglob("*.html"))
+    assert "<script>alert(1)" in text
+
+
+def test_templates_escape_literally():
+    environment = pages._environment()
+    assert environment.autoescape is True
+    assert environment.undefined.__name__ == "StrictUndefined"
+    for name in environment.list_templates():
+        source = environment.loader.get_source(environment, name)[0]
+        assert "|safe" not in source.replace(" ", "")
+        assert not re.findall(r"=\{\{", source), "an attribute without quotes"
+
+
+def test_every_page_has_the_policy(html):
+    for page in html.values():
+        (policy,) = [g["content"] for t, g in page.tags if t == "meta" and "http-equiv" in g]
+        assert policy == "default-src 'none'; style-src 'self'; img-src 'self' data:; script-src 'self'"
+
+
+def test_links_outside_are_https_and_give_nothing_away(html):
+    outside = [
+        given for page in html.values() for tag, given in page.tags if tag == "a" and ":" in given["href"]
+    ]
+    assert len(outside) >= 4
+    for given in outside:
+        assert given["href"].startswith("https://")
+        assert given["rel"] == "noopener nofollow ugc"
+    assert "https://example.org/?a=1&b=2" in {given["href"] for given in outside}
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@sum", "\tx", "\rx"])
+def test_no_cell_is_a_formula(text):
+    ((header,), (cell,)) = csv.reader(io.StringIO(words.table([text], [[text]]), newline=""))
+    assert header == cell == "'" + text
+    assert words.table(["x"], [[-1.5], [None], ["a"]]).splitlines() == ["x", "-1.5", '""', "a"]
+
+
+def test_csv_of_the_example_holds_no_formula(site):
+    cells = [
+        cell
+        for path in site.rglob("*.csv")
+        for row in csv.reader(path.read_text().splitlines())
+        for cell in row
+        if cell[:1] in ("=", "+", "-", "@")
+    ]
+    assert all(re.fullmatch(r"-?[0-9.e+-]+", cell) for cell in cells)
+    assert "'=cmd (hostile)" in (site / "tasks" / f"{identity(0)}.csv").read_text()
+
+
+def test_nothing_is_written_outside_and_nothing_of_others_is_overwritten(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(UsageError, match="holds something else than a board"):
+        pages.write(example().board, tmp_path / "mine")
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine", "letter.txt"]
+
+
+# --------------------------------------------------------------------------------- the same bytes every time
+
+
+def contents(folder):
+    """Bytes of every file by its path."""
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_built_again_from_nothing_and_from_the_cache_the_bytes_are_the_same(site, tmp_path):
+    made = example()
+    for name, cache in (("anew", tmp_path / "cache"), ("again", made.cache)):
+        pages.write(made.build(cache=cache), tmp_path / name)
+        assert contents(tmp_path / name) == contents(site)
+    # Over an older board, whose pages do not stay.
+    (tmp_path / "anew" / "old.html").write_text("old")
+    pages.write(made.board, tmp_path / "anew")
+    assert contents(tmp_path / "anew") == contents(site)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "anew", "cache"]
+
+
+def test_feed_is_atom(site):
+    atom = "{http://www.w3.org/2005/Atom}"
+    feed = ElementTree.parse(site / "feed.xml").getroot()
+    assert feed.tag == f"{atom}feed"
+    for element in (feed, *feed.findall(f"{atom}entry")):
+        for name in ("id", "title", "updated"):
+            assert element.findtext(atom + name)
+    entries = feed.findall(f"{atom}entry")
+    assert len(entries) == 5
+    assert len({entry.findtext(f"{atom}id") for entry in entries}) == 5
+    assert {name.text for name in feed.iter(f"{atom}name")} >= {HOSTILE}
+    updated = [entry.findtext(f"{atom}updated") for entry in entries]
+    assert updated == sorted(updated, reverse=True)
+    assert feed.findtext(f"{atom}updated") == updated[0]
+
+
+def test_json_is_strict(site):
+    def refuse(constant):
+        raise AssertionError(constant)
+
+    for path in site.rglob("*.json"):
+        json.loads(path.read_text(), parse_constant=refuse)
+
+
+# ------------------------------------------------------------------------------------------------- commands
+
+
+def built(tmp_path, submissions, *more):
+    """`bench board build` in this process."""
+    imports = [part for name in boards.task_names(2) for part in ("--import", name)]
+    where = ["--out", str(tmp_path / "site"), "--cache", str(tmp_path / "cache")]
+    return cli.main(["board", "build", "--submissions", str(submissions), *where, *imports, *more])
+
+
+def test_build_says_what_it_could_not_show(tmp_path, capsys):
+    assert built(tmp_path, example().submissions) == 1
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'site' / 'index.html'}\n"
+    assert "broken: submission.json cannot be read" in err
+    assert "=cmd (hostile) on boards.Simulated00: the record of seed 2 cannot be read" in err
+    assert "Traceback" not in err
+
+
+def test_build_of_what_is_sound_ends_well_and_any_two_are_compared(tmp_path, capsys):
+    maker = boards.Maker(tmp_path / "submissions")
+    for method in range(3):
+        for seed in range(3):
+            maker.run("reference", 0, f"method{method:03}", seed, method_number=method)
+    maker.seal("reference")
+    assert built(tmp_path, maker.folder) == 0
+    before = contents(tmp_path / "site")
+    imports = [part for name in boards.task_names(1) for part in ("--import", name)]
+    where = ["--out", str(tmp_path / "site"), "--cache", str(tmp_path / "cache"), *imports]
+    compare = ["board", "compare", "--submissions", str(maker.folder), *where, identity(0)]
+    names = [row["name"] for row in json.loads(before[Path("tasks", f"{identity(0)}.json")])["entries"]]
+    assert cli.main([*compare, names[2], names[0]]) == 0
+    page = Path(capsys.readouterr().out.splitlines()[-1])
+    assert f"<h1>{names[0]} and {names[2]}</h1>" in page.read_text()
+    assert cli.main([*compare, names[2], "nobody"]) == 2
+    assert "no entry 'nobody' is ranked" in capsys.readouterr().err
+
+
+def test_unknown_actions_and_missing_folders_are_one_line(tmp_path, capsys):
+    assert cli.main(["board", "biuld"]) == 2
+    assert "did you mean build" in capsys.readouterr().err
+    assert cli.main(["board", "serve", "--out", str(tmp_path)]) == 2
+    assert "holds no board" in capsys.readouterr().err
+    assert cli.main(["board", "build", "--submissions", str(tmp_path / "none"), "--out", "x"]) == 2
+    assert "is no folder of submissions" in capsys.readouterr().err
+    assert cli.main(["board", "--help"]) == 0
+
+
+def test_serving_is_for_this_machine_alone(site):
+    with serving.server(site, 0) as server:
+        assert server.server_address[0] == "127.0.0.1"
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            place = f"http://127.0.0.1:{server.server_address[1]}"
+            with urllib.request.urlopen(f"{place}/index.html", timeout=10) as answer:
+                assert answer.read() == (site / "index.html").read_bytes()
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            with pytest.raises(urllib.error.HTTPError):
+                urllib.request.urlopen(f"{place}/../../etc/passwd", timeout=10)
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.slow
+def test_a_second_build_needs_no_torch(tmp_path):
+    """What was computed is kept; a process that finds all of it imports nothing that computes."""
+    maker = boards.Maker(tmp_path / "submissions")
+    for seed in range(3):
+        maker.run("reference", 0, "method000", seed)
+    maker.seal("reference")
+    arguments = ["board", "build", "--submissions", "submissions", "--cache", "cache", "--out", "site"]
+    arguments += ["--import", boards.task_name(0)]
+    assert call(arguments, tmp_path).returncode == 0
+    again = call(arguments, tmp_path, env=environment(PYTHONPROFILEIMPORTTIME="1"))
+    assert again.returncode == 0
+    assert "bench.leaderboard.board" in again.stderr
+    assert not re.findall(r"\| +(torch|pytorch_lightning|altair)$", again.stderr, re.MULTILINE)
