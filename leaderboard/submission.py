@@ -52,8 +52,8 @@ class Submission(pydantic.BaseModel):
         licence: SPDX identifier of the licence of the runs, such as CC-BY-4.0.
         paper: https URL; None if there is none.
         code: https URL of the methods' source; None if it is this project's.
-        tuning_budget: Configurations that were tried for each method on a task, where its records say `tuned`; 0 if
-            nothing was tuned.
+        tuning_budget: Configurations that were tried for each method on a task, where its records say
+            `tuned`; 0 if nothing was tuned.
         trained_on: Data beside the task's own that anything was trained or chosen on.
         environments: On what the runs were computed, each once.
         hours: Wall-clock time of the runs, summed.

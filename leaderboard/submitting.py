@@ -39,7 +39,7 @@ from bench.text import hidden, one_line
 QUESTIONS = {
     "authors": "authors, separated by commas",
     "licence": "licence of the runs, an SPDX identifier such as CC-BY-4.0",
-    "tuning_budget": "configurations tried for each method on each task, 0 if none was",
+    "tuning_budget": "configurations tried for each method that was tuned, 0 if none was",
     "trained_on": "data beside the task's own that anything was trained or chosen on, with commas; or none",
     "paper": "https address of a paper; or none",
     "code": "https address of the methods' source, where it is not this project's; or none",
