@@ -345,10 +345,9 @@ def _refuse_cells(runs: Iterable[HandedIn]) -> None:
     for run in runs:
         cells.setdefault(run.cell, []).append(run)
         first = posed.setdefault(run.record.task.identity, run)
-        if run.record.task != first.record.task:
-            raise Rejected(
-                "runs-mixed", f"{run.name} and {first.name}: other settings, version or data of the task"
-            )
+        own, other = run.record.task, first.record.task
+        if (own.version, own.data_digest) != (other.version, other.data_digest):
+            raise Rejected("runs-mixed", f"{run.name} and {first.name}: other data or version of the task")
     for cell, seeds in cells.items():
         if [run.record.seed for run in seeds] != list(range(len(seeds))):
             given = ", ".join(str(run.record.seed) for run in seeds[:20])
