@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -251,7 +251,7 @@ def _possible(value: float, metric: Metric) -> bool:
 
 
 @contextmanager
-def _scoring(where: str) -> Iterator[Any]:
+def _scoring(where: str) -> Iterator[None]:
     """Tells what a task's own code says of arrays that it did not expect."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
