@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from bench.data import array_digest
 from bench.errors import BenchError
 from bench.leaderboard.codes import Rejected
 from bench.leaderboard.structure import Checked, HandedIn
-from bench.records import Record, split_metrics
+from bench.records import Record, TaskPart, split_metrics
 from bench.settings import build
 from bench.spec import Arrays, Layout, Metric, misfit
 from bench.text import one_line
@@ -49,12 +49,14 @@ class Posed:
     """A task as a record names it.
 
     Attributes:
+        said: What the record says of it.
         task: The task.
         layouts: What its arrays look like.
         targets: Its own targets; None where the data are not here.
         digest: Digest of its data; None where they are not here.
     """
 
+    said: TaskPart
     task: Task
     layouts: Mapping[str, Layout]
     targets: Arrays | None
@@ -72,11 +74,14 @@ def score(checked: Checked, data_dir: str | None = None) -> Scored:
         Rejected: With the first reason found.
     """
     posed: dict[str, Posed] = {}
-    for run in checked.runs:  # whose records all say the same of a task
+    for run in checked.runs:
         if (name := run.record.task.identity) not in posed:
             posed[name] = pose(run.record, run.name, data_dir)
-        stands(run, posed[name])
+        elif run.record.task != posed[name].said:  # as of a record from before a setting was there
+            task_of(run.record, run.name)
     _refuse_few_seeds(checked, posed)
+    for run in checked.runs:
+        stands(run, posed[run.record.task.identity])
     if checked.changed is not None:
         raise Rejected("file-hash", f"{checked.changed} has not the SHA-256 that submission.json gives")
     cells = {run.cell for run in checked.runs}
@@ -112,11 +117,27 @@ def _refuse_few_seeds(checked: Checked, posed: dict[str, Posed]) -> None:
 
 
 def pose(record: Record, where: str, data_dir: str | None = None) -> Posed:
+    """The task of a record with what it says of its runs, and its data if they are here.
+
+    Raises:
+        Rejected: As `task_of`, or if the task is not ranked.
+    """
+    task = task_of(record, where, data_dir)
+    layouts = task.layouts()
+    if not task.spec.ranked or layouts is None:
+        raise Rejected("task-unranked", f"{where}: {record.task.name} is not ranked")
+    try:
+        return Posed(record.task, task, layouts, task.targets(), task.data_digest())
+    except BenchError:  # data that are not here, and are not fetched
+        return Posed(record.task, task, layouts, None, None)
+
+
+def task_of(record: Record, where: str, data_dir: str | None = None) -> Task:
     """The task of a record, by the suite's own catalogue.
 
     Raises:
         Rejected: If there is none, it does not take the record's settings, they belong to another identity,
-            it is of another version, or it is not ranked.
+            or it is of another version.
     """
     part = record.task
     if part.name not in registry.tasks():
@@ -128,7 +149,7 @@ def pose(record: Record, where: str, data_dir: str | None = None) -> Posed:
             entry.cls.settings_class, {**entry.fixed, **entry.presets.get("standard", {})}, "task"
         )
         task: Task = entry.cls(settings, data_dir)
-        spec, layouts = task.spec, task.layouts()
+        spec = task.spec
     except BenchError as error:
         raise Rejected("task-settings", f"{where}: {error}") from None
     if any(getattr(settings, name) != value for name, value in entry.fixed.items()):
@@ -137,12 +158,7 @@ def pose(record: Record, where: str, data_dir: str | None = None) -> Posed:
         raise Rejected("task-settings", f"{where}: settings are of {identity}, not of {part.identity}")
     if part.version != spec.version:
         raise Rejected("task-version", f"{where} is of version {part.version}; the task is of {spec.version}")
-    if not spec.ranked or layouts is None:
-        raise Rejected("task-unranked", f"{where}: {part.name} is not ranked")
-    try:
-        return Posed(task, layouts, task.targets(), task.data_digest())
-    except BenchError:  # data that are not here, and are not fetched
-        return Posed(task, layouts, None, None)
+    return task
 
 
 # ------------------------------------------------------------------------------------------------------ runs
@@ -235,7 +251,7 @@ def _possible(value: float, metric: Metric) -> bool:
 
 
 @contextmanager
-def _scoring(where: str) -> Iterator[Any]:
+def _scoring(where: str) -> Iterator[None]:
     """Tells what a task's own code says of arrays that it did not expect."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -248,10 +248,11 @@ def check(directory: Path, against: Path | None = None, store: Path = STORE) -> 
     if unlisted := min(there - listed.keys(), default=None):
         raise Rejected("file-unlisted", f"{unlisted} is not listed in {layout.MANIFEST}")
     for name in sorted(listed.keys() - there):
-        run = name.removesuffix("/arrays.safetensors")
-        if run == name or f"{run}/record.json" not in there:
+        place = name.removesuffix("/arrays.safetensors")
+        if place == name or f"{place}/record.json" not in there:
             raise Rejected("file-missing", f"{name} is listed in {layout.MANIFEST} and not there")
-    runs, changed = [], []
+    runs: list[HandedIn] = []
+    changed: list[str] = []
     for record_name in sorted((name for name in there if name.endswith("/record.json")), key=_order):
         run, differing = _run(files, record_name.removesuffix("/record.json"), submission, store)
         runs.append(run)
@@ -345,10 +346,9 @@ def _refuse_cells(runs: Iterable[HandedIn]) -> None:
     for run in runs:
         cells.setdefault(run.cell, []).append(run)
         first = posed.setdefault(run.record.task.identity, run)
-        if run.record.task != first.record.task:
-            raise Rejected(
-                "runs-mixed", f"{run.name} and {first.name}: other settings, version or data of the task"
-            )
+        own, other = run.record.task, first.record.task
+        if (own.version, own.data_digest) != (other.version, other.data_digest):
+            raise Rejected("runs-mixed", f"{run.name} and {first.name}: other data or version of the task")
     for cell, seeds in cells.items():
         if [run.record.seed for run in seeds] != list(range(len(seeds))):
             given = ", ".join(str(run.record.seed) for run in seeds[:20])

@@ -324,12 +324,6 @@ RECORDS = {
     "commit that is none": of_record("run-without-source", provenance={"commit": "HEAD"}),
     "task that is code": of_record("task-unknown", task={"name": "os:system"}),
     "task of one's own": of_record("task-unknown", task={"name": "toys:OwnTask"}),
-    "task of other settings for one method": Case(
-        "runs-mixed",
-        lambda root: [
-            change(run, task={"settings": {"epochs": 1000}}) for run in (root / "split_digits/two").iterdir()
-        ],
-    ),
     "variant of a task": Case("task-variant", variant),
     "diverged with metrics": of_record("metric-undefined", status="diverged", reason="NaN"),
     "no arrays": Case("arrays-missing", remove(f"{RUN}/arrays.safetensors")),
@@ -475,6 +469,12 @@ SCORES: dict[str, Case] = {
     "setting that the task has not": every_seed("task-settings", task={"settings": {"speed": 1}}),
     "setting of another identity": every_seed(
         "task-settings", task={"settings": {"dataset": "digits", "epochs": 1000}}
+    ),
+    "task of other settings for one method": Case(
+        "task-settings",
+        lambda root: [
+            change(run, task={"settings": {"epochs": 1000}}) for run in (root / "split_digits/two").iterdir()
+        ],
     ),
     "setting against the name": every_seed("task-settings", task={"settings": {"dataset": "mnist"}}),
     "another version of the task": every_seed("task-version", task={"version": 99}),

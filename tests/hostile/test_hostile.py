@@ -216,6 +216,16 @@ def test_diverged_seeds_are_handed_in_without_arrays(honest):
     assert judge(honest) == "accepted"
 
 
+def test_record_from_before_a_setting_was_there_is_of_the_same_task(honest):
+    """Its default is what the run had; so the settings of records differ, and the task does not."""
+    settings = read_record(honest / RUN).task.settings
+    older = {name: value for name, value in settings.items() if name != "coreset_only"}
+    for run in seeds_of(honest):
+        change(run, task={"settings": older})
+    submissions.manifest(honest)
+    assert judge(honest) == "accepted"
+
+
 def test_installed_release_is_source(honest, monkeypatch):
     """Whoever installed by pip has no commit; the hash of the source says that it is a release's."""
     for run in seeds_of(honest):
