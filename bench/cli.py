@@ -18,12 +18,16 @@ import bench
 from bench.commands.boards import board
 from bench.commands.comparing import compare, list_runs
 from bench.commands.completion import show_script, typed
+from bench.commands.dashboard import wandb
 from bench.commands.datasets import show_data
+from bench.commands.handing_in import store, submit
 from bench.commands.listing import show_names
 from bench.commands.parser import errors, output
+from bench.commands.reporting import report
 from bench.commands.results import draw, record, reference, show
 from bench.commands.running import run
 from bench.commands.searching import sweep, tune
+from bench.commands.verifying import verify
 from bench.errors import BenchError, OutputError, UsageError
 from bench.registry import nearest
 from bench.signals import stoppable
@@ -36,14 +40,19 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "list": (show_names, "show the methods and tasks there are"),
     "runs": (list_runs, "list the runs below a folder"),
     "show": (show, "show the records of runs"),
-    "compare": (compare, "compare methods by their means over seeds"),
+    "compare": (compare, "show how runs stand beside the leaderboard, or their means over seeds"),
+    "report": (report, "write one HTML file of a run or of several"),
     "figures": (draw, "draw the figures of runs anew, or runs together"),
     "data": (show_data, "show, fetch or check data sets"),
     "record": (record, "keep runs as evidence"),
     "reference": (reference, "make runs of a sampler the reference of their task"),
-    "board": (board, "build the leaderboard's pages, serve them, add to them"),
     "sweep": (sweep, "run every cell of a grid"),
     "tune": (tune, "choose settings by validation data, within a budget"),
+    "submit": (submit, "make a submission to the leaderboard of runs"),
+    "store": (store, "move the arrays of submissions, or check them"),
+    "verify": (verify, "check a submission: its files, and its metrics computed again"),
+    "board": (board, "build the leaderboard's pages, serve them, add to them"),
+    "wandb": (wandb, "build a Weights & Biases workspace that compares methods"),
     "completion": (show_script, "print what makes a shell complete all this"),
 }
 

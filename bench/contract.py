@@ -25,7 +25,6 @@ from bench.comparison import Comparison, FinishedRun, of_metrics
 from bench.hooks import Hooks
 from bench.predictions import Prediction
 from bench.spec import Arrays, Layout, Metrics, Row, Spec
-from bench.spec import Axis as Axis
 from bench.spec import Metric as Metric
 from bench.spec import Undefined as Undefined
 from bench.weights import forward, sampled_outputs
@@ -363,10 +362,7 @@ class Task(ABC):
         """Every metric of the spec, from the arrays alone; the leaderboard calls it again on stored ones."""
 
     def layouts(self) -> dict[str, Layout] | None:
-        """Every array of a run, the targets included, by name; needs no data set.
-
-        A ranked task says so, or what strangers hand in could be broadcast, or hold more than is scored.
-        """
+        """What every array of a run looks like, targets included; needs no data. A ranked task says it."""
         return None
 
     def losses(self, arrays: Arrays) -> np.ndarray | None:
@@ -378,10 +374,7 @@ class Task(ABC):
 
     @property
     def target(self) -> str | None:
-        """A name, fit for a file, of the posterior that runs approximate: that of its reference posterior.
-
-        Runs that differ only in budget, repetitions or seed share it. None: this task has no reference.
-        """
+        """Name, fit for a file, of the posterior that runs of any budget approximate; None: no reference."""
         return None
 
     def reference(self, arrays: Arrays) -> Arrays:

@@ -383,7 +383,7 @@ class Engine:
             }
             if job.path is not None and job.trainer.global_rank == 0:
                 checkpoints.keep(method, job.fit, job.path)
-        self._tell_of_fit("fit", {"was_there": was_there})
+        self._tell_of_fit("fit", {"was_there": was_there, "steps": job.fit["steps"]})
         self.fits.append(job.fit)
         self.histories.append((self._stage, method.history))
         return method
@@ -402,7 +402,7 @@ class Engine:
             return None
         side_by_side = stacked.Stacked([job.method for job in jobs], self._stage)
         path = jobs[0].path and jobs[0].path.with_suffix(".stacked")
-        watch = Watch(self._stage, self._observe, path, self.checkpoint_seconds)
+        watch = Watch(self._stage, self._observe, path, self.checkpoint_seconds, copies=len(jobs))
         loader = stacked.Batches([job.loader for job in jobs])
         with suppress(Diverged):  # all of them, each marked
             self._run(jobs[0].trainer, side_by_side, watch, loader)

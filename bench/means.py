@@ -26,12 +26,17 @@ class Line:
     Attributes:
         protocol: Name of the protocol: task and preset, and what else tells it from others among the runs.
         method: Identity of the method.
-        records: Of its runs, in order of their seeds.
+        runs: Finished, in order of their seeds.
     """
 
     protocol: str
     method: str
-    records: tuple[Record, ...]
+    runs: tuple[Found, ...]
+
+    @property
+    def records(self) -> list[Record]:
+        """Of the runs."""
+        return [run.record for run in self.runs if run.record is not None]
 
     def count(self, status: str) -> int:
         """Runs of a status."""
@@ -57,14 +62,18 @@ class Line:
 
     @property
     def seed_matters(self) -> bool:
-        """Whether the method's answer can depend on the seed; old records leave it to the method."""
-        stated = self.records[0].method.seed_matters
-        if stated is not None:
-            return stated
-        try:
-            return bool(registry.method(self.records[0].method.name).cls.seed_matters)
-        except BenchError:
-            return True
+        """Whether the method's answer can depend on the seed."""
+        return seed_matters(self.records[0])
+
+
+def seed_matters(record: Record) -> bool:
+    """Whether another seed can change the method's answer; old records leave it to the method."""
+    if (stated := record.method.seed_matters) is not None:
+        return stated
+    try:
+        return bool(registry.method(record.method.name).cls.seed_matters)
+    except BenchError:
+        return True
 
 
 def lines(runs: Iterable[Found]) -> tuple[list[Line], list[str]]:
@@ -73,7 +82,7 @@ def lines(runs: Iterable[Found]) -> tuple[list[Line], list[str]]:
     Of runs of one seed the newest counts.
     """
     said = []
-    finished: dict[tuple[str, ...], list[Record]] = {}
+    finished: dict[tuple[str, ...], list[tuple[Record, Found]]] = {}
     unfinished = 0
     for run in runs:
         if run.record is None:
@@ -81,21 +90,21 @@ def lines(runs: Iterable[Found]) -> tuple[list[Line], list[str]]:
             if run.status == "damaged":
                 said.append(f"{run.directory} is damaged and not counted: {run.note}")
             continue
-        finished.setdefault(_protocol(run.record), []).append(run.record)
+        finished.setdefault(_protocol(run.record), []).append((run.record, run))
     if unfinished:
         said.append(f"runs that are not finished and not counted: {unfinished}")
     found = []
     for protocol, title in _titles(list(finished)).items():
-        records = finished[protocol]
-        if (sources := len({record.provenance.source_hash for record in records})) > 1:
+        runs_of = finished[protocol]
+        if (sources := len({record.provenance.source_hash for record, _ in runs_of})) > 1:
             said.append(f"{title}: the runs are of {sources} states of the suite's source")
-        for method in sorted({record.method.identity for record in records}):
-            own = [record for record in records if record.method.identity == method]
-            if len({record.provenance.method_file_hash for record in own}) > 1:
+        for method in sorted({record.method.identity for record, _ in runs_of}):
+            own = [(record, run) for record, run in runs_of if record.method.identity == method]
+            if len({record.provenance.method_file_hash for record, _ in own}) > 1:
                 said.append(f"{title}: the runs of {method} are of different states of its file")
-            newest = {r.seed: r for r in sorted(own, key=lambda r: r.created)}
+            newest = {record.seed: run for record, run in sorted(own, key=lambda each: each[0].created)}
             for seed in newest:
-                if (times := sum(record.seed == seed for record in own)) > 1:
+                if (times := sum(record.seed == seed for record, _ in own)) > 1:
                     said.append(f"{title}: seed {seed} of {method} is there {times} times; the newest counts")
             found.append(Line(title, method, tuple(newest[seed] for seed in sorted(newest))))
     return found, said

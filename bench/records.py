@@ -255,13 +255,17 @@ def write_arrays(directory: Path, arrays: Arrays) -> None:
     write(directory / "arrays.safetensors", safetensors.numpy.save(contiguous))
 
 
-def read_arrays(directory: Path) -> Arrays:
+def read_arrays(directory: Path, path: Path | None = None) -> Arrays:
     """Reads the arrays of a run.
+
+    Args:
+        directory: Of the run.
+        path: The file, where it does not lie beside the record.
 
     Raises:
         UsageError: If they are missing, damaged, or not those that the record names.
     """
-    path = directory / "arrays.safetensors"
+    path = path or directory / "arrays.safetensors"
     try:
         arrays = safetensors.numpy.load(path.read_bytes())
     except FileNotFoundError:
@@ -362,8 +366,10 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def provenance(method_file: Path, arrays_digest: str | None, task_file: Path | None = None) -> Provenance:
     """Provenance of a run of the method in this file on the task in that."""
-    commit = _git(method_file.parent, "rev-parse", "HEAD")
-    top = _git(method_file.parent, "rev-parse", "--show-toplevel")
+    # An environment may lie inside a repository that has nothing to do with what is installed there.
+    is_ignored = _git(method_file.parent, "check-ignore", str(method_file)) is not None
+    commit = None if is_ignored else _git(method_file.parent, "rev-parse", "HEAD")
+    top = _git(method_file.parent, "rev-parse", "--show-toplevel") if commit else None
     changed = _git(Path(top), "status", "--porcelain", "--", "*.py", "*.toml") if top else None
     return Provenance(
         version=bench.__version__,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -26,12 +26,10 @@ from bench.data import array_digest
 from bench.engine import Engine
 from bench.ensemble import Ensemble
 from bench.errors import BenchError, Diverged, OutputError, UsageError
+from bench.events import Observer
 from bench.job import Job, made_already, make
 from bench.plan import Options, Plan, shown
 from bench.settings import build
-
-Observer = Callable[[str, dict[str, Any]], None]
-"""Called with (event, values) on every stage, epoch and logged number of a run."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def run(method: str, task: str, *, observers: tuple[Observer, ...] = (), **optio
     Args:
         method: Name of the method, or `package.module:Class`.
         task: Name of the task, or `package.module:Class`.
-        observers: Called with (event, values) on every stage, epoch and logged number.
+        observers: Called with (event, values) on every event of the run (`bench.events`).
         options: Further fields of `bench.plan.Plan`, which says what they mean.
 
     Raises:
@@ -99,6 +97,7 @@ def execute(plan: Plan, observers: tuple[Observer, ...] = ()) -> Run:
         outcome = _outcome(job, claim, log)
         record = _record(job, outcome)
         _write(job, outcome, record, log, tell)
+        tell("record", {"directory": str(job.directory)})
         claim.marker.unlink(missing_ok=True)
         log.info(f"{outcome.status} in {outcome.seconds:.1f} s: {record.metrics}")
         if (failure := outcome.failure) is not None:
@@ -146,8 +145,14 @@ def task_of(record: records.Record, data_dir: str | None = None) -> Task:
     return protocol
 
 
-def finished(directory: Path) -> FinishedRun:
+def finished(directory: Path, path: Path | None = None) -> FinishedRun:
     """A finished run as `Task.compare` gets it; needs no data set.
+
+    A run handed in has no `curves.csv`: its curves are the task's own, without those of the training.
+
+    Args:
+        directory: Of the run.
+        path: The file of its arrays, where it does not lie there.
 
     Raises:
         UsageError: If the directory holds no finished run, or its method cannot be found.
@@ -165,6 +170,12 @@ def finished(directory: Path) -> FinishedRun:
     }
     if record.precision != registry.FULL_PRECISION:
         changed["trainer.precision"] = record.precision
+    arrays = records.read_arrays(directory, path)
+    if (directory / "curves.csv").exists():
+        curves = records.read_curves(directory)
+    else:
+        with registry.defects(f"the curves of {directory}"):
+            curves = _checked(task.curves(arrays))
     return FinishedRun(
         task=task,
         task_name=record.task.name,
@@ -175,14 +186,17 @@ def finished(directory: Path) -> FinishedRun:
         seed=record.seed,
         changed=changed,
         metrics=record.metrics,
-        arrays=records.read_arrays(directory),
-        curves=records.read_curves(directory),
+        arrays=arrays,
+        curves=curves,
     )
 
 
-def load_scores(directory: Path) -> tuple[Task, Arrays]:
-    """The task of a finished run and the arrays that it is scored from; needs no data set."""
-    return task_of(records.read_record(directory)), records.read_arrays(directory)
+def load_scores(directory: Path, path: Path | None = None) -> tuple[Task, Arrays]:
+    """The task of a finished run and the arrays that it is scored from; needs no data set.
+
+    `path` is the file of the arrays, where it does not lie in the directory.
+    """
+    return task_of(records.read_record(directory)), records.read_arrays(directory, path)
 
 
 def redraw(directory: Path) -> list[Path]:
@@ -220,7 +234,8 @@ def _as_it_is(job: Job, record: records.Record, observers: tuple[Observer, ...])
 
 def _logging(log: logging.Logger) -> Observer:
     def observe(event: str, values: dict[str, Any]) -> None:
-        log.info(" ".join([event, *(f"{name}={value}" for name, value in values.items())]))
+        if event != "steps":
+            log.info(" ".join([event, *(f"{name}={value}" for name, value in values.items())]))
 
     return observe
 
@@ -236,13 +251,20 @@ def _noticing(notices: list[str]) -> Observer:
 @contextmanager
 def _observed(job: Job, observers: tuple[Observer, ...]) -> Iterator[Observer]:
     """Has the observers told of the run, and the plan's loggers; gives who tells them."""
-    with loggers.logging(job.plan.loggers, job.directory, job.choice, job.plan.seed) as further:
+    engine, further = job.engine, list[Observer]()
 
-        def tell(event: str, values: dict[str, Any]) -> None:
-            for observer in (*observers, *further):
-                observer(event, values)
+    def tell(event: str, values: dict[str, Any]) -> None:
+        steps = sum(fit["steps"] for fit in engine.fits) + values.get("steps", 0)
+        for observer in (*observers, *further):
+            observer(event, values | {"steps": steps})
 
-        job.engine.observe(tell)
+    def warn(text: str) -> None:
+        tell("notice", {"text": text})
+
+    with loggers.logging(job.plan.loggers, job.directory, job.choice, job.fingerprint, warn) as opened:
+        further += opened
+
+        engine.observe(tell)
         yield tell
 
 

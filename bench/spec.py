@@ -55,8 +55,8 @@ class Spec:
     splits of one table: test over training examples of a split (Nadeau and Bengio 2003, "Inference for the
     Generalization Error"); None says that all test examples are different ones.
 
-    `baseline` and `reference` are the anchors of a ranked task: identities of two methods, the second known to
-    be better here, that stand at 0 and 1 where scores of several tasks are averaged. `self_reported` names
+    `baseline` and `reference` are the anchors of a ranked task: identities of two methods, the second known
+    to be better here, that stand at 0 and 1 where scores of several tasks are averaged. `self_reported` names
     the metrics that rest on a number which the method says of itself, such as its log density, and nobody
     can compute again from predictions.
     """

@@ -16,6 +16,9 @@ from bench import checkpoints
 from bench.contract import Batch
 from bench.errors import Diverged
 
+STEPS_TOLD = 50
+"""Training steps whose mean is told at once: to log every step would take longer than many a step."""
+
 
 class Watch(pl.callbacks.Checkpoint):
     """Follows one fit; its own state travels in Lightning's checkpoints of the unfinished fit.
@@ -24,11 +27,14 @@ class Watch(pl.callbacks.Checkpoint):
 
     Args:
         stage: Name of the run's stage, for messages.
-        observe: `observe("epoch", row)` is called at every epoch's end.
+        observe: `observe("epoch", row)` is called at every epoch's end, and `observe("steps", means)` with
+            the means of the loss and its terms over every `STEPS_TOLD` steps, and over the last of the fit;
+            both say how many `steps` the fit has made, or the fits.
         path: Where the finished fit's checkpoint will lie; None keeps nothing.
         seconds: An unfinished fit is saved at the first epoch's end after this many seconds.
         patience: Epochs without a better score after which to stop (`bench.contract.Budget`); None never.
         probe: Called at every epoch's start; its numbers join the epoch's row.
+        copies: How many fits are side by side, each of which makes every step.
     """
 
     def __init__(
@@ -39,9 +45,10 @@ class Watch(pl.callbacks.Checkpoint):
         seconds: float,
         patience: int | None = None,
         probe: Callable[[], dict[str, float]] | None = None,
+        copies: int = 1,
     ) -> None:
         self.stage, self.observe, self.seconds = stage, observe, seconds
-        self.patience, self.probe = patience, probe
+        self.patience, self.probe, self.copies = patience, probe, copies
         self.partial = None if path is None else checkpoints.partial(path)
         self.steps = 0
         self.earlier_seconds = 0.0
@@ -54,6 +61,7 @@ class Watch(pl.callbacks.Checkpoint):
         self._sums: Tensor | None = None  # over an epoch's examples, in the order of `_terms`
         self._terms: list[str] = []
         self._rows = 0
+        self._untold: list[Tensor] = []  # a step each, in the order of `_terms`
         self._probed: dict[str, float] = {}
 
     @property
@@ -89,14 +97,18 @@ class Watch(pl.callbacks.Checkpoint):
             Diverged: If the loss is not finite.
         """
         self.steps += 1
+        terms = torch.stack([value.detach() for value in outputs.values()])
+        self._terms = list(outputs)
+        self._untold.append(terms)
         if not math.isfinite(loss := outputs["loss"].item()):
+            self._tell_steps()
             where = f"stage '{self.stage}', epoch {trainer.current_epoch + 1}, step {self.steps}"
             raise Diverged(f"diverged at {where}: the loss is {loss}")
         rows = len(batch.inputs)
         self._rows += rows
-        terms = torch.stack([value.detach() for value in outputs.values()]) * rows
-        self._sums = terms if self._sums is None else self._sums + terms
-        self._terms = list(outputs)
+        self._sums = terms * rows if self._sums is None else self._sums + terms * rows
+        if self.steps % STEPS_TOLD == 0:
+            self._tell_steps()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Adds the epoch to the module's history, stops where patience ends, saves where it is time."""
@@ -107,10 +119,20 @@ class Watch(pl.callbacks.Checkpoint):
         module.history.append(row)
         if self.patience is not None:
             self._stop_early(trainer, module, self.patience)
-        self.observe("epoch", row | {"of": trainer.max_epochs})
         last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
+        if last:
+            self._tell_steps()
+        self.observe("epoch", row | {"of": trainer.max_epochs, "steps": self.copies * self.steps})
         if self.partial is not None and not last:
             self._save(trainer, self.partial)
+
+    def _tell_steps(self) -> None:
+        """Tells the means over the steps since they were last told, if there are any."""
+        if self._untold:
+            means = torch.stack(self._untold).mean(0).tolist()
+            self._untold = []
+            row = dict(zip(self._terms, means, strict=True))
+            self.observe("steps", row | {"steps": self.copies * self.steps})
 
     def _stop_early(self, trainer: pl.Trainer, module: Any, patience: int) -> None:
         """Stops after `patience` epochs without a better validation NLL, or training loss without one."""
@@ -133,7 +155,7 @@ class Watch(pl.callbacks.Checkpoint):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed fit needs of this watch."""
-        names = ("steps", "best", "best_score", "best_epoch")
+        names = ("steps", "best", "best_score", "best_epoch", "_untold")
         return {name: getattr(self, name) for name in names} | {"earlier_seconds": self.seconds_spent}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -26,7 +26,9 @@ from bench import figures, metrics, registry, runner, tune
 from bench.contract import CAPABILITIES, Comparison, FinishedRun
 from bench.diagnostics import mixed
 from bench.intervals import differences, student
+from bench.leaderboard import codes
 from bench.leaderboard.entries import committed
+from bench.leaderboard.store import run_arrays
 from bench.records import Record
 from bench.registry import methods
 from bench.studies import active, continual, singular
@@ -62,7 +64,7 @@ def groups(task: str) -> Iterator[tuple[str, str, Group]]:
 @cache
 def finished(path: Path) -> FinishedRun:
     """A committed run, read once."""
-    return runner.finished(path)
+    return runner.finished(path, run_arrays(path))
 
 
 def finished_runs(*tasks: str) -> list[FinishedRun]:
@@ -589,7 +591,10 @@ def terms(task: str) -> str:
     for task_identity, method_identity, group in groups(task):
         if task_identity != task or group[0][1].method.name not in ("mfvi", "radial"):
             continue
-        curves = [list(csv.DictReader((path / "curves.csv").open())) for path, _ in group]
+        files = [path / "curves.csv" for path, _ in group]
+        curves = [list(csv.DictReader(file.open())) for file in files if file.exists()]
+        if not curves:  # of a submission, which has none of the training
+            continue
         cells = []
         for epoch in (1, 10):
             for curve in ("likelihood_term", "prior_term"):
@@ -736,6 +741,7 @@ def small_fits() -> str:
 
 PARTS: dict[str, Callable[[], str]] = {
     "small fits": small_fits,
+    "codes": codes.table,
     "methods": method_list,
     "method sources": method_sources,
     "method costs": method_costs,

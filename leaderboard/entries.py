@@ -1,31 +1,43 @@
 """The committed records: what the project shows as evidence, and the way in.
 
 A record lies in `records/<task identity>/<method identity>/seed<k>/` with the arrays from which every one of
-its numbers can be computed again.
+its numbers can be computed again, and its curves, thinned. Runs of ranked tasks lie in the project's own
+submission (`submission.py`), without curves; what a page draws the training of lies in both.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from bench import registry
+from bench.contract import Task
 from bench.errors import UsageError
 from bench.files import write_all, writing
+from bench.leaderboard.store import run_arrays
+from bench.leaderboard.submission import OURS, SUBMISSIONS, run_name
 from bench.records import Record, read_curves, read_record, split_metrics
 from bench.runner import load_scores, task_of
 from bench.settings import build
-from bench.spec import Spec
+from bench.source import source_hash
+from bench.spec import Arrays, Spec
 
 RECORDS = Path(__file__).parent / "records"
 _LARGEST = 4 * 2**20
 _FILES = ("arrays.safetensors", "curves.csv", "record.json")
 """In the order in which they are put in place: where the record stands, the rest is there."""
+POINTS = 500
+"""Most points of a series in committed curves: more than a chart can show, and the repository stays small."""
 
 
 def add(run: Path, to: Path = RECORDS, force: bool = False) -> Path:
-    """Copies a run's record, arrays and curves to the committed records; returns the new directory.
+    """Copies a run's record, arrays and thinned curves to the committed records; returns the new directory.
 
     Args:
         run: Directory of the run.
@@ -39,29 +51,60 @@ def add(run: Path, to: Path = RECORDS, force: bool = False) -> Path:
         OutputError: If it cannot be written; an older record is then as it was.
     """
     record = read_record(run)
-    files = [run / name for name in _FILES if (run / name).exists()]
-    if (size := sum(path.stat().st_size for path in files)) > _LARGEST:
-        raise UsageError(f"{run} has {size / 2**20:.1f} MiB of results; a committed record has at most 4")
     refuse(run, record)
+    if not all(math.isfinite(row.x) for row in read_curves(run)):
+        raise UsageError(f"{run / 'curves.csv'}: an abscissa is not finite")
+    contents = {name: (run / name).read_bytes() for name in _FILES if (run / name).exists()}
+    contents["curves.csv"] = thinned(contents["curves.csv"])
+    if (size := sum(map(len, contents.values()))) > _LARGEST:
+        raise UsageError(f"{run} has {size / 2**20:.1f} MiB of results; a committed record has at most 4")
     directory = to / record.task.identity / record.method.identity / f"seed{record.seed}"
     if directory.exists() and not force:
         raise UsageError(f"{directory} is there already: it is kept; --force replaces it")
-    write_all({directory / path.name: path.read_bytes() for path in files})
+    write_all({directory / name: content for name, content in contents.items()})
     for path in directory.iterdir():
-        if path.name not in [kept.name for kept in files]:  # of the older record
+        if path.name not in contents:  # of the older record
             with writing(path):
                 path.unlink()
     return directory
 
 
-def refuse(run: Path, record: Record, exactly: bool = True) -> None:
+def thinned(curves: bytes) -> bytes:
+    """The content of a `curves.csv` with at most `POINTS` points of a series, unchanged and in their order.
+
+    The first, the last, the least and the largest stay; the others are evenly spaced by number.
+    """
+    header, *rows = csv.reader(io.StringIO(curves.decode(), newline=""))
+    series = defaultdict(list)
+    for number, (curve, name, *_) in enumerate(rows):
+        series[curve, name].append(number)
+    if all(len(numbers) <= POINTS for numbers in series.values()):
+        return curves
+    kept: list[int] = []
+    for numbers in series.values():
+        if len(numbers) > POINTS:
+            values = np.array([float(rows[number][3]) for number in numbers])
+            even = np.linspace(0, len(numbers) - 1, POINTS - 2).round().astype(int)
+            extremes = [] if np.isnan(values).all() else [np.nanargmin(values), np.nanargmax(values)]
+            kept += [numbers[i] for i in {*even.tolist(), *map(int, extremes)}]
+        else:
+            kept += numbers
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *(rows[number] for number in sorted(kept))])
+    return text.getvalue().encode()
+
+
+def refuse(run: Path, record: Record, exactly: bool = True, code: str | None = None) -> None:
     """Says why a run is no evidence.
+
+    Source is known where a commit holds it, where it is the installed release's, or where it is published.
 
     Args:
         run: Its directory.
         record: Its record.
         exactly: Its metrics must be computed again to the last bit, as on the processor that it was made on;
             else they must `agree`.
+        code: Where the source is published that no commit holds.
 
     Raises:
         UsageError: With the reason, in one line.
@@ -70,8 +113,8 @@ def refuse(run: Path, record: Record, exactly: bool = True) -> None:
         raise UsageError(f"{run} failed ({record.reason}): a defect is no evidence; mend it and run again")
     if record.preset == "smoke":
         raise UsageError(f"{run} is a smoke run: it proves the pipe and measures nothing")
-    if record.provenance.commit is None:
-        raise UsageError(f"{run} was made outside a git repository: no commit holds its source")
+    if record.provenance.commit is None and code is None:
+        _must_be_of_this_release(run, record)
     if record.provenance.dirty:
         raise UsageError(f"{run} was made from changed source: commit, then run again")
     spec = _spec(run, record)
@@ -83,17 +126,30 @@ def refuse(run: Path, record: Record, exactly: bool = True) -> None:
     for then, by_now in zip(named, now, strict=True):
         if then != by_now:
             raise UsageError(f"{run} was named {then} and is {by_now} by now: run again")
-    if not all(math.isfinite(row.x) for row in read_curves(run)):
-        raise UsageError(f"{run / 'curves.csv'}: an abscissa is not finite")
     if record.status != "completed":
         if any(value is not None for value in record.metrics.values()):
             raise UsageError(f"{run} {record.status} and has metrics all the same")
     else:
-        task, arrays = load_scores(run)
+        task, arrays = load_scores(run, run_arrays(run))
         with registry.defects(f"the score of {run}"):
             again, _ = split_metrics(task.score(arrays), spec)
         if again != record.metrics and (exactly or not agree(again, record.metrics)):
             raise UsageError(f"{run}: the metrics of the record are not those of its arrays")
+
+
+def _must_be_of_this_release(run: Path, record: Record) -> None:
+    """Refuses a run from a file of a user's own, or from another release than the one that is installed."""
+    for kind, part in (("method", record.method), ("task", record.task)):
+        if ":" in part.name:
+            raise UsageError(
+                f"{run} was made outside a git repository: no commit holds the source of the {kind} "
+                f"{part.name}; put it under git, then run again"
+            )
+    if record.provenance.source_hash != source_hash():
+        raise UsageError(
+            f"{run} was made outside a git repository, by another release than the installed one "
+            f"(its source is {record.provenance.source_hash[:8]}): run again"
+        )
 
 
 def _spec(run: Path, record: Record) -> Spec:
@@ -147,7 +203,29 @@ def identities(record: Record) -> tuple[str, str]:
     return choice.task_identity, choice.method_identity
 
 
-def committed(root: Path = RECORDS) -> Iterator[tuple[Path, Record]]:
-    """All committed records with their directories, in order of path."""
-    for path in sorted(root.glob("*/*/seed*/record.json")):
-        yield path.parent, read_record(path.parent)
+def committed(root: Path | None = None) -> Iterator[tuple[Path, Record]]:
+    """All committed records with their directories, each run once, in order of task, method and seed.
+
+    Args:
+        root: Folder of records; None is that of the project, and the project's own submission.
+    """
+    found = {}
+    for folder in (SUBMISSIONS / OURS, RECORDS) if root is None else (root,):
+        found |= {path.parent.parts[-3:]: path.parent for path in folder.glob("*/*/seed*/record.json")}
+    for _, directory in sorted(found.items()):
+        yield directory, read_record(directory)
+
+
+def directory_of(task: str, method: str, seed: int = 0) -> Path:
+    """Where the committed run of these identities lies; under `records/` if it is in the submission too."""
+    name = run_name(task, method, seed)
+    return RECORDS / name if (RECORDS / name).exists() else SUBMISSIONS / OURS / name
+
+
+def scores_of(directory: Path) -> tuple[Task, Arrays]:
+    """The task of a committed run, and its arrays, which may lie in the store.
+
+    Raises:
+        UsageError: If they are not at hand; `bench store pull` fetches them.
+    """
+    return load_scores(directory, run_arrays(directory))

@@ -18,7 +18,9 @@ from typing import Annotated, Final, Literal
 
 import pydantic
 
+from bench.errors import UsageError
 from bench.records import Environment
+from bench.text import one_line
 
 SUBMISSIONS = Path(__file__).parent / "submissions"
 """The submissions on the board."""
@@ -73,7 +75,7 @@ class Submission(pydantic.BaseModel):
 
 
 def run_name(task_identity: str, method_identity: str, seed: int) -> str:
-    """Where a run lies inside a submission. A class of one's own has `~` in its identity; a directory has not."""
+    """Where a run lies inside a submission; `~`, of the identity of one's own class, is in no directory."""
     return f"{task_identity}/{method_identity.replace('~', '-')}/seed{seed}"
 
 
@@ -87,3 +89,20 @@ def seed_of(run: Path) -> int:
     """The seed that a run's directory names; -1 if it names none."""
     found = _SEED.fullmatch(run.name)
     return int(found[1]) if found else -1
+
+
+def read(directory: Path) -> Submission:
+    """The manifest of a submission that is trusted; `verify.py` reads those of strangers.
+
+    Raises:
+        UsageError: If there is none or it does not follow the schema.
+    """
+    path = directory / MANIFEST
+    try:
+        return Submission.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        why = one_line(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        raise UsageError(f"{path} is no submission of schema {SCHEMA_VERSION}: {why}") from None

@@ -36,7 +36,6 @@ from torch.utils.data import TensorDataset
 from bench import data, likelihoods, metrics, priors
 from bench.contract import (
     Arrays,
-    Axis,
     Budget,
     Comparison,
     Engine,
@@ -52,6 +51,7 @@ from bench.contract import (
 )
 from bench.intervals import standard_error
 from bench.settings import Count, Positive, settings
+from bench.spec import Axis
 from bench.studies import active, active_comparison
 
 NAMES: dict[str, dict[str, object]] = {
@@ -137,7 +137,7 @@ class ActiveTesting(Task):
             metrics=found,
             main_metric="ratio_proportional",
             baseline="map",  # draws uniformly
-            reference="mc_dropout",
+            reference="mfvi_ensemble",
         )
 
     # ---- data

@@ -61,7 +61,15 @@ FLOORS = {
         *("bench.checkpoints", "bench.watch", "bench.trainer", "bench.engine"),
     },
     "names and records": {"bench.catalogue", "bench.registry", "bench.index", "bench.records"},
-    "one run": {"bench.plan", "bench.claim", "bench.job", "bench.runner", "bench.loggers"},
+    "one run": {
+        "bench.plan",
+        "bench.claim",
+        "bench.job",
+        "bench.runner",
+        "bench.loggers",
+        "bench.events",
+        "bench.wandb_run",
+    },
     "many runs": {"bench.runs", "bench.means", "bench.sweep", "bench.tune", "bench.leaderboard.*"},
     "command line": {"bench.progress", "bench.commands.*", "bench.cli", "bench.__main__"},
 }
@@ -361,9 +369,17 @@ def test_no_file_is_too_long_to_be_read():
     assert lines["bench.contract"] < 400
 
 
-@pytest.mark.parametrize("package", ["wandb", "tensorboard", "torch.utils.tensorboard"])
-def test_only_one_file_knows_a_logger(package):
-    assert knowing(package) == {"bench.loggers"}
+@pytest.mark.parametrize(
+    ("package", "files"),
+    [
+        ("wandb", {"bench.wandb_run", "bench.commands.dashboard"}),
+        ("wandb_workspaces", {"bench.commands.dashboard"}),
+        ("tensorboard", {"bench.loggers"}),
+        ("torch.utils.tensorboard", {"bench.loggers"}),
+    ],
+)
+def test_few_files_know_a_logger(package, files):
+    assert knowing(package) == files
 
 
 def test_tasks_know_no_optimiser_and_the_leaderboard_no_engine():

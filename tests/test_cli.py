@@ -416,6 +416,15 @@ def test_run_and_show_know_a_user_s_own_task(call):
     assert "average_accuracy" in call("show", out.strip())[1]
 
 
+def test_run_prints_its_metrics_for_programs(call, done):
+    code, out, _ = call(*SMOKE, "--out", done.directory.parents[2], "--format", "json")
+    assert code == 0
+    rows = json.loads(out)
+    assert {row["metric"]: row["value"] for row in rows} == done.record.metrics
+    assert {row["directory"] for row in rows} == {str(done.directory)}
+    assert (rows[0]["main"], rows[0]["better"]) == (True, "higher")
+
+
 def test_figures_draws_anew(call, done, tmp_path):
     paths = sorted((done.directory / "figures").iterdir())
     assert [path.name for path in paths] == [
@@ -436,15 +445,24 @@ def test_a_user_s_own_task_says_how_its_runs_stand_together(call):
     ]
     code, out, err = call("figures", *runs, "--to", "f")
     assert (code, err) == (0, "")
-    assert out.splitlines() == [
+    assert [line.rstrip() for line in out.splitlines()] == [
         "f/accuracy.svg",
         "f/accuracy.png",
         "method  seed",
+        "────────────",
         "map     0",
         "map     1",
         "2 runs kept labels, log_probs, predicted",
     ]
     assert Path("f/accuracy.svg").read_text().startswith("<svg")
+    code, out, err = call("figures", *runs, "--to", "f", "--format", "csv")
+    assert (code, out) == (0, "method,seed\nmap,0\nmap,1\n")
+    assert err.splitlines() == [
+        "f/accuracy.svg",
+        "f/accuracy.png",
+        "2 runs kept labels, log_probs, predicted",
+    ]
+    assert "prints a table only with --to" in call("figures", runs[0], "--format", "csv")[2]
     other = call(*SMOKE)[1].strip()
     code, out, err = call("figures", *runs, other, "--to", "f")
     assert (code, len(err.splitlines())) == (2, 1)
@@ -456,7 +474,9 @@ def test_tasks_without_a_comparison_have_their_metrics_compared(call):
     runs = [call(*given, seed)[1].strip() for seed in range(3)]
     code, out, err = call("figures", *runs, "--to", "f")
     assert (code, err) == (0, "")
-    assert re.search(r"^iris_depth +accuracy +fraction +map, .* \(.* to .*, 95%, n = 3\)$", out, re.MULTILINE)
+    assert re.search(
+        r"^iris_depth +accuracy +fraction +map, .* \(.* to .*, 95%, n = 3\) *$", out, re.MULTILINE
+    )
     assert not Path("f").exists()
     Path("again").symlink_to(Path(runs[0]).resolve())
     code, again, err = call("figures", *runs, "again", "--to", "f")

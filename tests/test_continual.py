@@ -115,6 +115,7 @@ def runs(tmp_path_factory):
 
 def test_comparison_has_a_panel_per_task_and_a_line_per_variant(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli.output, "_width", 200)
     assert cli.main(["figures", *runs, "--to", "figures"]) == 0
     shown = capsys.readouterr().out
     assert shown.split()[:4] == [

@@ -333,10 +333,12 @@ def test_observer_hears_of_stages_epochs_and_numbers():
     engine.stage("one", 1, 2)
     engine.fit(problems.mlp(), BUDGET)
     engine.log("accuracy", 0.5, 7)
-    assert [event for event, _ in heard] == ["stage", *["epoch"] * 4, "fit", "log"]
+    assert [event for event, _ in heard] == ["stage", *["epoch"] * 3, "steps", "epoch", "fit", "log"]
     assert heard[0][1] == {"name": "one", "number": 1, "of": 2}
     assert heard[2][1].keys() >= {"epoch", "of", "loss", "fit", "fits"}
-    assert heard[-2][1] == {"fit": 1, "fits": 1, "was_there": False}
+    steps = engine.fits[0]["steps"]
+    assert [values["steps"] for event, values in heard if event in ("steps", "fit")] == [steps, steps]
+    assert heard[-2][1] == {"fit": 1, "fits": 1, "was_there": False, "steps": steps}
     assert heard[-1][1] == {"name": "accuracy", "value": 0.5, "step": 7}
     assert engine.logged == [("accuracy", "one", 7.0, 0.5)]
 

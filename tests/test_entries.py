@@ -15,6 +15,7 @@ from bench import cli, records
 from bench.data import array_digest
 from bench.errors import Diverged, OutputError, UsageError
 from bench.leaderboard import entries
+from bench.runner import finished
 
 FEW = {"epochs": 1, "test_samples": 4}
 
@@ -104,9 +105,9 @@ def curves(content):
 REFUSED = {
     "smoke": (lambda run: change(run, preset="smoke"), "is a smoke run"),
     "dirty": (lambda run: change(run, provenance={"dirty": True}), "was made from changed source"),
-    "outside git": (
-        lambda run: change(run, provenance={"commit": None, "dirty": None}),
-        "was made outside a git repository",
+    "of another release": (
+        lambda run: change(run, provenance={"commit": None, "dirty": None, "source_hash": "0" * 64}),
+        "was made outside a git repository, by another release than the installed one",
     ),
     "failed": (lambda run: change(run, status="failed", reason="failed: E"), r"failed \(failed: E\)"),
     "unfinished": (
@@ -190,7 +191,9 @@ REFUSED = {
         r"curves\.csv holds characters that are never printed: '\\x1b\[31m'",
     ),
     "too large": (
-        lambda run: (run / "curves.csv").write_text("x" * (4 * 2**20)),
+        lambda run: curves("curve,series,x,value\n" + "".join(f"{i:>300},b,1,1\n" for i in range(14_000)))(
+            run
+        ),
         r"has 4\.\d MiB of results; a committed record has at most 4",
     ),
 }
@@ -209,6 +212,31 @@ def test_curves_of_numbers_that_are_not_finite_are_kept(run, tmp_path):
     """A run may log an infinite loss and complete: that is a result."""
     (run / "curves.csv").write_text("curve,series,x,value\nloss,fit,1,inf\nloss,fit,2,nan\n")
     assert (entries.add(run, tmp_path / "records") / "curves.csv").is_file()
+
+
+def test_long_curves_are_thinned_to_points_of_the_run(run, tmp_path):
+    """First, last, extremes and the order stay; short series stay whole; thinning again changes nothing."""
+    ramp = [(x, 1 / x if x != 777 else -3.5) for x in range(1, 2001)]
+    lines = [f"loss,fit,{x},{value}" for x, value in ramp] + [f"nll,a,{x},nan" for x in range(500)]
+    lines[1234] = "loss,fit,1235,inf"
+    curves("curve,series,x,value\n" + "\n".join(lines) + "\n")(run)
+    kept = (entries.add(run, tmp_path / "records") / "curves.csv").read_text().splitlines()[1:]
+    assert kept == [line for line in lines if line in set(kept)]
+    loss = [line for line in kept if line.startswith("loss")]
+    assert {lines[0], lines[1999], lines[776], lines[1234]} <= set(loss)
+    assert 490 <= len(loss) <= 500
+    xs = np.array([float(line.split(",")[2]) for line in loss])
+    assert np.diff(xs).max() <= 6
+    assert len(kept) - len(loss) == 500
+    again = (tmp_path / "records").glob("*/*/*/curves.csv").__next__().read_bytes()
+    assert entries.thinned(again) == again
+
+
+def test_committed_curves_are_thinned():
+    for directory, _ in entries.committed():
+        curve = directory / "curves.csv"
+        if curve.exists() and curve.stat().st_size > 50_000:
+            assert entries.thinned(curve.read_bytes()) == curve.read_bytes(), directory
 
 
 def contents(folder):
@@ -301,12 +329,45 @@ def test_one_refused_run_does_not_undo_the_others(good, run, tmp_path, capsys):
     assert "smoke" in refused
 
 
+def test_run_of_an_installed_release_is_kept(run, tmp_path):
+    """Whoever installed by pip has no commit; the hash of the source is the release's."""
+    change(run, provenance={"commit": None, "dirty": None})
+    assert entries.add(run, tmp_path / "records").is_dir()
+
+
+def test_run_of_a_file_outside_git_is_refused_unless_its_source_is_published(tmp_path):
+    done = bench.run("toys:OnlyFirstStep", "split_digits", task_settings=FEW, out=tmp_path)
+    change(done.directory, provenance={"commit": None, "dirty": None})
+    record = records.read_record(done.directory)
+    with pytest.raises(
+        UsageError, match="no commit holds the source of the method toys:OnlyFirstStep; put it"
+    ):
+        entries.refuse(done.directory, record)
+    entries.refuse(done.directory, record, code="https://example.org/own")
+
+
+def test_a_run_in_both_places_counts_once(good, tmp_path, monkeypatch):
+    """A cell whose training a page draws lies under records/ and, without curves, in the submission."""
+    ours = tmp_path / "submissions" / "reference"
+    for seed in (0, 1):
+        run = Path(shutil.copytree(good, ours / f"split_digits/mfvi/seed{seed}"))
+        (run / "curves.csv").unlink()
+    kept = Path(shutil.copytree(good, tmp_path / "records" / "split_digits/mfvi/seed0"))
+    monkeypatch.setattr(entries, "SUBMISSIONS", tmp_path / "submissions")
+    monkeypatch.setattr(entries, "RECORDS", tmp_path / "records")
+    assert [path for path, _ in entries.committed()] == [kept, ours / "split_digits/mfvi/seed1"]
+    assert entries.directory_of("split_digits", "mfvi") == kept
+    other = entries.directory_of("split_digits", "mfvi", 1)
+    assert entries.scores_of(other)[1].keys() == records.read_arrays(good).keys()
+    assert [row[:2] for row in finished(other).curves][:2] == [("accuracy", "pair 1"), ("accuracy", "pair 2")]
+
+
 # ---- the records of the project
 
 
 def test_every_committed_record_is_found():
     folders = {path.parent for path in entries.RECORDS.rglob("*") if path.is_file() and path.name[0] != "."}
-    assert folders == {directory for directory, _ in entries.committed()}
+    assert folders == {directory for directory, _ in entries.committed(entries.RECORDS)}
 
 
 def test_every_committed_record_is_named_by_what_it_says():
@@ -338,10 +399,7 @@ def test_every_committed_record_computes_again(monkeypatch):
     for directory, record in entries.committed():
         scored.clear()
         entries.refuse(directory, record, exactly=False)
-        assert (
-            directory
-            == entries.RECORDS / record.task.identity / record.method.identity / f"seed{record.seed}"
-        )
+        assert directory == entries.directory_of(record.task.identity, record.method.identity, record.seed)
         if record.status != "completed":
             continue
         ((spec, metrics, undefined),) = scored

@@ -1,14 +1,17 @@
 """The writer of tables: digits that tell something, nothing cut at any width, every form reads back."""
 
+import ast
 import csv
 import io
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from bench import cli
 from bench.commands import formats
 from bench.intervals import Interval
 
@@ -170,3 +173,46 @@ def test_no_rows_are_an_empty_table(capsys, form):
     formats.write([], form)
     out = capsys.readouterr().out
     assert json.loads(out) == [] if form == "json" else "nan" not in out
+
+
+# ---- every table of the command line
+
+
+def reach(sources):
+    """Function -> names of all that it uses, through functions of these files too."""
+    used = {}
+    for source in sources:
+        for function in ast.walk(ast.parse(source)):
+            if isinstance(function, ast.FunctionDef):
+                names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
+                used[function.name] = names | {
+                    n.attr for n in ast.walk(function) if isinstance(n, ast.Attribute)
+                }
+    for _ in used:
+        used = {name: names.union(*(used.get(other, ()) for other in names)) for name, names in used.items()}
+    return used
+
+
+def without_format(sources, commands):
+    """Commands that print a table, and those of them that have no --format."""
+    found = reach(sources)
+    tables = {name for name, function in commands.items() if "drawn" in found[function]}
+    return tables, {name for name in tables if not {"add_format", "write"} <= found[commands[name]]}
+
+
+def test_every_command_that_prints_a_table_has_it_in_every_format():
+    """And none prints one by other means than this writer."""
+    sources = {path: path.read_text() for path in Path(cli.__file__).parent.glob("commands/*.py")}
+    tables, missing = without_format(sources.values(), {n: f.__name__ for n, (f, _) in cli.COMMANDS.items()})
+    assert {"run", "runs", "show", "compare", "figures", "data", "sweep", "tune"} <= tables
+    assert missing == set()
+    for path, source in sources.items():
+        assert path.name == "formats.py" or not re.search(r"rich\.table|\b[lr]just\b|tabulate", source), path
+
+
+def test_law_catches_a_table_without_format():
+    """Negative control: a command that draws by way of another function, and has no --format."""
+    source = "def cheat(arguments): show(1)\ndef show(rows): output.print(drawn(rows, 80))"
+    assert without_format([source], {"cheat": "cheat"}) == ({"cheat"}, {"cheat"})
+    whole = source + "\ndef whole(arguments): add_format(parser); show(1); write(1)"
+    assert without_format([whole], {"whole": "whole"}) == ({"whole"}, set())

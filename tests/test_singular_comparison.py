@@ -9,7 +9,7 @@ from scipy import optimize, stats
 
 import bench
 from bench import figures, intervals
-from bench.cli import main
+from bench.cli import main, output
 from bench.errors import UsageError
 from bench.studies import singular
 from bench.studies.singular import Run, Triplet, charts, claims, table
@@ -359,7 +359,8 @@ TINY = {"hidden": 4, "prior_mean": 0.0, "prior_variance": 1.0, "epochs": 2, "rep
 
 
 @pytest.mark.slow
-def test_command_draws_tabulates_and_says(tmp_path, capsys):
+def test_command_draws_tabulates_and_says(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(output, "_width", 300)
     done = [
         bench.run(
             method, "singular_evidence", seed=1, task_settings=TINY | {"num_train": n}, out=tmp_path / "runs"
@@ -372,7 +373,8 @@ def test_command_draws_tabulates_and_says(tmp_path, capsys):
     assert len(list((tmp_path / "f").glob("predictive-*.svg"))) == 2
     assert len(list((tmp_path / "f").glob("psi-*.svg"))) == 1
     (header,) = [i for i, row in enumerate(shown) if row.startswith("table  model")]
-    assert [row.split()[0] for row in shown[header + 1 : header + 5]] == ["-"] * 4
-    assert all("standard, epochs=2, draws=10" in row for row in shown[header + 1 : header + 5])
+    rows = shown[header + 2 : header + 6]  # below a rule
+    assert [row.split()[0] for row in rows] == ["-"] * 4
+    assert all("standard, epochs=2, draws=10" in row for row in rows)
     assert sum(f"{GAMMA} minus {GAUSSIAN} in Psi is" in row for row in shown) == 1
     assert sum("mfvi: Psi has slope" in row and "-lambda is -1" in row for row in shown) == 1

@@ -1,5 +1,6 @@
 """Sweeps: what a grid means, and that whatever happens to one cell the others go on."""
 
+import json
 import re
 import textwrap
 from pathlib import Path
@@ -206,6 +207,19 @@ def test_finished_cells_are_not_run_again(call):
     assert (code, len(BEGUN)) == (0, 1)
     assert out.splitlines()[:2] == first.splitlines()
     assert rows(err, "completed") == 3
+
+
+def test_rows_for_programs_stand_alone_on_standard_output(call):
+    grid = GRID | {"seeds": [0, 1]}
+    _, directories, table = call(grid)
+    code, out, err = call(grid, "--format", "json")
+    assert (code, BEGUN, "2 cells" in err) == (0, [], False)
+    found = json.loads(out)
+    assert [row["directory"] for row in found] == directories.splitlines()
+    assert [row["value"] for row in found] == [
+        records.read_record(Path(row["directory"])).metrics[row["main metric"]] for row in found
+    ]
+    assert all(number(row["value"]) in table for row in found)
 
 
 def test_whatever_happens_to_a_cell_is_a_row_and_the_others_go_on(call, tmp_path):

@@ -238,6 +238,18 @@ def test_trouble_counts_as_tried_and_is_never_chosen(monkeypatch):
     assert by_trouble["none"].steps == 1
 
 
+def test_rows_for_programs_stand_alone_on_standard_output(call):
+    given = "tune", METHOD, TASK, "--budget", 3, "--to", "results"
+    _, path, _ = call(*given)
+    code, out, err = call(*given, "--format", "csv")
+    assert (code, err.splitlines()[-1]) == (0, path.strip())
+    header, *lines = out.splitlines()
+    assert header == "number,settings,status,closeness,s,training steps"
+    assert len(lines) == 3
+    tried = json.loads(Path(path.strip()).read_text())["configurations"]
+    assert [float(line.split(",")[-3]) for line in lines] == [one["value"] for one in tried]
+
+
 def test_search_without_any_value_is_one_line_and_leaves_no_result(call):
     code, out, err = call("tune", METHOD, "tunables:LogsNothing", "--budget", 2)
     assert (code, out) == (1, "")

@@ -135,9 +135,9 @@ def _add(arguments: list[str]) -> int:
     refused = 0
     for name in chosen.DIR:
         verdict = verify(Path(name))
-        if verdict["status"] != "accepted":
+        if verdict.status != "accepted":
             refused += 1
-            errors.print(plain(f"bench: {name}: {verdict['code']}: {verdict['message']}"), soft_wrap=True)
+            errors.print(plain(f"bench: {name}: {verdict.code}: {verdict.message}"), soft_wrap=True)
             continue
         output.print(str(adopt(Path(name))), soft_wrap=True)
     return int(refused > 0)

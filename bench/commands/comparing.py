@@ -1,20 +1,25 @@
-"""Many finished runs: `bench runs` lists them, `bench compare` gives their means over seeds."""
+"""Many finished runs: `bench runs` lists them, `bench compare` shows how they stand."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bench.commands.formats import Row, add_format, drawn, plain, write
+from bench.commands.formats import Row, add_format, drawn, interval, plain, write
 from bench.commands.parser import Parser, add_imports, errors, output
 from bench.commands.results import direction, in_words, metrics_of, say_twice
 from bench.errors import UsageError
 from bench.registry import nearest
 
 if TYPE_CHECKING:
+    from bench.contract import Task
+    from bench.leaderboard.against import Shelf, Stood
     from bench.means import Line
+    from bench.records import Record
     from bench.runs import Found
+    from bench.spec import Metric
 
 
 def list_runs(arguments: list[str]) -> None:
@@ -76,15 +81,22 @@ def _folder(run: Found) -> str:
 
 
 def compare(arguments: list[str]) -> None:
-    """Prints means over seeds of every method, by task, preset and metric."""
+    """Prints how runs stand beside others of their task, or their means over seeds."""
     parser = Parser(
         "bench compare",
-        description="Means over seeds with Student's intervals (95 percent), by task, preset and method. "
-        "Nothing is ranked. Runs that differ in task version or data are kept apart; of runs of one seed the "
+        description="Means over seeds with 95 percent intervals, by task, preset and method. In the main "
+        "metric of tasks that rank, your methods stand beside the committed entries, with ranks and "
+        "differences. Runs that differ in task version or data are kept apart; of several runs of a seed the "
         "newest counts.",
     )
     parser.add_argument(
         "RUN", nargs="+", type=str, help="directory of a run, or folder with runs below it: runs/split_digits"
+    )
+    parser.add_argument(
+        "--against",
+        type=str | None,
+        default=None,
+        help="in place of the committed entries: folder of runs or submissions, or JSON of a task of a board",
     )
     parser.add_argument(
         "--metric", type=str | None, default=None, help="another metric than the main one; all: every one"
@@ -93,37 +105,66 @@ def compare(arguments: list[str]) -> None:
     add_format(parser)
     chosen = parser.parse_args(arguments)
 
+    from bench.leaderboard.against import shelf
     from bench.means import lines
     from bench.runs import gather
 
     runs, again = gather([Path(name) for name in chosen.RUN])
     say_twice(again)
     found, said = lines(runs)
-    for sentence in said:
-        errors.print(f"bench: {plain(sentence)}", soft_wrap=True)
+    _say(said)
     if not found:
         raise UsageError(f"no finished run at or below {', '.join(chosen.RUN)}")
     known = sorted({name for line in found for record in line.records for name in record.metrics})
     if chosen.metric not in (None, "all", *known):
         raise UsageError(f"--metric {chosen.metric}: {nearest(chosen.metric, known)}")
+    others = shelf(Path(chosen.against) if chosen.against else None, [run.directory for run in runs])
+    if chosen.against is None and not others.runs:
+        _say(
+            [
+                "this installation holds no committed entries: the given runs are compared among themselves; "
+                "--against takes a folder of submissions or the JSON of a board"
+            ]
+        )
     everything: list[Row] = []
     for protocol, group in groupby(found, lambda line: line.protocol):
         of_protocol = list(group)
         for metric in _metrics(of_protocol, chosen.metric):
-            rows = [_mean(line, metric) for line in of_protocol]
+            first = of_protocol[0].records[0]
+            rows: list[Row] = [_mean(line, metric) for line in of_protocol]
+            sentences: list[str] = []
+            hidden: tuple[str, ...] = _IN_HEADING
+            if metric == first.task.main_metric and (task := _ranking(first)) is not None:
+                rows, sentences = _standing(of_protocol, others, task)
+                hidden = (*_IN_HEADING, "note")  # a sentence has it
             everything += rows
-            if chosen.format == "table":
-                words = in_words(of_protocol[0].records[0], metric)
-                output.print(plain(f"{protocol}: {words}"), soft_wrap=True)
-                complete = not any(line.count("diverged") + line.count("failed") for line in of_protocol)
-                counts = ("diverged", "failed") if complete else ()
-                output.print(drawn(rows, output.width, without=(*_IN_HEADING, *counts)))
-                output.print()
+            if chosen.format != "table":
+                continue
+            output.print(plain(f"{protocol}: {in_words(first, metric)}"), soft_wrap=True)
+            complete = not any(row["diverged"] or row["failed"] for row in rows)
+            counts = ("diverged", "failed") if complete else ()
+            output.print(drawn(_named(rows), output.width, without=(*_ASIDE, *hidden, *counts)))
+            for sentence in sentences:
+                output.print(plain(sentence), soft_wrap=True)
+            output.print()
     if chosen.format != "table":
-        write(everything, chosen.format, aside=("task_version", "data_digest"))
+        in_full = chosen.format in ("csv", "json")
+        write(everything if in_full else _named(everything), chosen.format, aside=_ASIDE)
 
 
-_IN_HEADING = ("task", "preset", "task_version", "data_digest", "metric", "unit", "better")
+def _named(rows: Sequence[Row]) -> list[Row]:
+    """Rows for eyes: an entry under its name, which says whose it is."""
+    return [{**row, "method": row.get("entry", row["method"])} for row in rows]
+
+
+def _say(sentences: Iterable[str]) -> None:
+    for sentence in sentences:
+        errors.print(plain(f"bench: {sentence}"), soft_wrap=True)
+
+
+_IN_HEADING = ("task", "preset", "metric", "unit", "better")
+_ASIDE = ("task_version", "data_digest", "entry", "submission", "best_rank", "worst_rank", "basis")
+"""Columns for programs, not for eyes."""
 
 
 def _metrics(of_protocol: list[Line], wish: str | None) -> list[str]:
@@ -136,12 +177,24 @@ def _metrics(of_protocol: list[Line], wish: str | None) -> list[str]:
 
 
 def _mean(line: Line, metric: str) -> Row:
-    first = line.records[0]
-    known = metrics_of(first)[0].get(metric)
     values, completed = line.values(metric), line.count("completed")
     notes = [] if line.seed_matters else ["the method's answer does not depend on the seed"]
     if len(values) < completed:
         notes.append(f"undefined in {completed - len(values)} completed runs")
+    return {
+        **_heading(line.records[0], metric),
+        "method": line.method,
+        "mean": line.mean(metric),
+        "seeds": len(values),
+        "diverged": line.count("diverged"),
+        "failed": line.count("failed"),
+        "note": "; ".join(notes),
+    }
+
+
+def _heading(first: Record, metric: str) -> Row:
+    """What rows of one table share."""
+    known = metrics_of(first)[0].get(metric)
     return {
         "task": first.task.identity,
         "preset": first.preset,
@@ -150,10 +203,101 @@ def _mean(line: Line, metric: str) -> Row:
         "metric": metric,
         "unit": known.unit if known else "",
         "better": direction(known) if known else "",
-        "method": line.method,
-        "mean": line.mean(metric),
-        "seeds": len(values),
-        "diverged": line.count("diverged"),
-        "failed": line.count("failed"),
-        "note": "; ".join(notes),
     }
+
+
+# ---------------------------------------------------------------------------------- beside the committed ones
+
+
+def _ranking(first: Record) -> Task | None:
+    """The task of runs, where it ranks methods and they may be ranked; says why it is not so."""
+    from bench.runner import task_of
+
+    if metrics_of(first)[1]:
+        return None  # not known here, which the heading says
+    task = task_of(first)
+    if not task.spec.ranked:
+        _say([f"{first.task.name} does not rank methods: means alone"])
+    elif first.preset == "smoke":
+        _say([f"{first.task.identity}: smoke runs prove the pipe and measure nothing: means alone"])
+    else:
+        return task
+    return None
+
+
+def _standing(lines: Sequence[Line], others: Shelf, task: Task) -> tuple[list[Row], list[str]]:
+    """The table of a protocol with one's own methods in it, and a sentence on each of them."""
+    from bench.leaderboard.against import Protocol, rival, rivals, stand
+
+    first, metric = lines[0].records[0], task.spec.metrics[task.spec.main_metric]
+    found, said = rivals(others, Protocol.of(first), task)
+    _say(said)
+    own = [rival(line.method, "", line.runs, task, is_own=True) for line in lines]
+    stood = stand([*own, *found], task)
+    compared = {place.name for place in stood.standing.places if place.ranks}
+    columns = {
+        mine.key: f"{mine.method} minus it" if len(own) > 1 else "yours minus it"
+        for mine in own
+        if mine.key in compared and len(compared) > 1
+    }
+    rows: list[Row] = []
+    for place in stood.standing.places:
+        entry = stood.rivals[place.name]
+        best, worst = place.ranks or (None, None)
+        differences = {
+            column: stood.standing.difference(mine, place.name)
+            if mine != place.name and place.name in compared
+            else None
+            for mine, column in columns.items()
+        }
+        rows.append(
+            {
+                **_heading(first, task.spec.main_metric),
+                "method": entry.method,
+                "entry": entry.name,
+                "submission": "yours" if entry.is_own else entry.slug,
+                "mean": place.cell,
+                "seeds": sum(result.value is not None for result in entry.results),
+                "diverged": entry.count("diverged"),
+                "failed": entry.count("failed"),
+                "rank": _range(place.ranks) if place.ranks else None,
+                "best_rank": best,
+                "worst_rank": worst,
+                "group": place.group,
+                **differences,
+                "basis": stood.basis,
+                "note": (f"not ranked ({place.why})" if place.why else "")
+                or ("" if entry.seed_matters else "no seed changes the answer"),
+            }
+        )
+    sentences = [_sentence(mine.key, stood, first, metric) for mine in own if mine.key in stood.rivals]
+    if len(compared) > 1:
+        sentences.append(f"differences hold all at once with 95%, for {stood.basis}")
+    for note in dict.fromkeys(row["note"] for row in rows if row["note"]):
+        sentences.append(f"{note}: {', '.join(str(row['entry']) for row in rows if row['note'] == note)}")
+    return rows, sentences
+
+
+def _sentence(mine: str, stood: Stood, first: Record, metric: Metric) -> str:
+    """How one's own method stands beside the best of the others; of one's own where there is no other."""
+    places = {place.name: place for place in stood.standing.places}
+    own, task = places[mine], first.task
+    if own.ranks is None:
+        return f"{mine} on {task.identity}: not ranked ({own.why})"
+    rank = f"rank {_range(own.ranks)} of {sum(place.ranks is not None for place in places.values())}"
+    rivals = [name for name, place in places.items() if place.ranks and name != mine]
+    rivals.sort(key=lambda name: stood.rivals[name].is_own)
+    if not rivals:
+        return f"{mine} on {task.identity}: {rank}: it stands alone"
+    difference = stood.standing.difference(mine, rivals[0])
+    shows = difference.sign() * (1 if metric.higher_is_better else -1)
+    verdict = {1: "better", -1: "worse", 0: "no difference shown"}[shows]
+    return (
+        f"{mine} against {stood.rivals[rivals[0]].name}, the best other, on {task.identity}: "
+        f"{'+' if difference.centre > 0 else ''}{interval(difference)} {metric.unit} of {task.main_metric}, "
+        f"{direction(metric)} is better: {verdict}; {rank}"
+    )
+
+
+def _range(ranks: tuple[int, int]) -> str:
+    return str(ranks[0]) if ranks[0] == ranks[1] else f"{ranks[0]} to {ranks[1]}"

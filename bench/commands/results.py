@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console
 
-from bench.commands.formats import Cell, add_format, drawn, number, plain, write
+from bench.commands.formats import Cell, Format, Row, add_format, drawn, number, plain, write
 from bench.commands.parser import Parser, add_imports, errors, folder, output
 from bench.errors import BenchError, UsageError
 
 if TYPE_CHECKING:
     from bench.contract import FinishedRun
-    from bench.figures import Label
     from bench.records import Record
     from bench.spec import Metric
 
 
+ASIDE = ("directory", "main")
+"""Columns of `metric_rows` that are for programs."""
 _GONE = "no metric of the task as it is now"
 
 
@@ -70,7 +71,7 @@ def print_record(directory: Path, console: Console) -> None:
     record = read_record(directory)
     title = f"{record.method.identity} on {record.task.identity}, {record.preset}, seed {record.seed}"
     console.print(plain(f"{title}: {record.status}"), soft_wrap=True)
-    rows = _metric_rows(directory, record)
+    rows = metric_rows(directory, record)
     marked = [row | {"metric": f"{row['metric']} (main)"} if row["main"] else row for row in rows]
     without = ("directory", "task", "method", "preset", "seed", "status", "main")
     console.print(drawn(marked, console.width, without=without))
@@ -92,7 +93,7 @@ def print_record(directory: Path, console: Console) -> None:
         console.print(f"figure: {path}", soft_wrap=True)
 
 
-def _metric_rows(directory: Path, record: Record) -> list[dict[str, Cell]]:
+def metric_rows(directory: Path, record: Record) -> list[dict[str, Cell]]:
     """A row for every metric of a record."""
     known, unknown = metrics_of(record)
     rows: list[dict[str, Cell]] = []
@@ -128,8 +129,8 @@ def show(arguments: list[str]) -> None:
 
     records = {directory: read_record(directory) for directory in _runs(chosen.RUN)}
     if chosen.format != "table":
-        rows = [row for item in records.items() for row in _metric_rows(*item)]
-        write(rows, chosen.format, aside=("directory", "main"))
+        rows = [row for item in records.items() for row in metric_rows(*item)]
+        write(rows, chosen.format, aside=ASIDE)
         return
     for position, directory in enumerate(records):
         if position:
@@ -152,10 +153,13 @@ def draw(arguments: list[str]) -> None:
         help="folder for figures of all runs together; without it each run's own are drawn in its directory",
     )
     add_imports(parser)
+    add_format(parser)
     chosen = parser.parse_args(arguments)
     if chosen.to is not None:
-        _draw_together(_runs(chosen.RUN), Path(chosen.to))
+        _draw_together(_runs(chosen.RUN), Path(chosen.to), chosen.format)
         return
+    if chosen.format != "table":
+        raise UsageError(f"--format {chosen.format}: bench figures prints a table only with --to")
 
     from bench.runner import redraw
 
@@ -164,8 +168,12 @@ def draw(arguments: list[str]) -> None:
             output.print(str(path), soft_wrap=True)
 
 
-def _draw_together(directories: list[Path], folder: Path) -> None:
-    """Compares the runs of tasks that share a `compare`; prints paths, table and sentences of each."""
+def _draw_together(directories: list[Path], folder: Path, form: Format) -> None:
+    """Compares the runs of tasks that share a `compare`; prints paths, table and sentences of each.
+
+    Where the table is for programs, it alone is on standard output.
+    """
+    from bench import figures
     from bench.registry import defects
     from bench.runner import finished
 
@@ -174,28 +182,27 @@ def _draw_together(directories: list[Path], folder: Path) -> None:
         run = finished(directory)
         owner = next(cls for cls in type(run.task).__mro__ if "compare" in vars(cls))
         groups.setdefault(owner, []).append(run)
-    drawn: set[str] = set()
+    say = output if form == "table" else errors
+    names: set[str] = set()
+    everything: list[Row] = []
     for owner, runs in groups.items():
         with defects(f"the comparison of {', '.join(run.task_name for run in runs)}"):
             comparison = owner.compare(runs)
-        if twice := sorted(drawn & comparison.charts.keys()):
+        if twice := sorted(names & comparison.charts.keys()):
             raise UsageError(f"tasks of two kinds draw a figure named {twice[0]}: draw their runs apart")
-        drawn |= comparison.charts.keys()
-        _save(comparison.charts, folder, [run.label for run in runs])
-        table = [list(comparison.header), *map(list, comparison.rows)] if comparison.rows else []
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        for row in table:
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            output.print("  ".join(cells).rstrip(), soft_wrap=True)
+        names |= comparison.charts.keys()
+        for path in figures.save(comparison.charts, folder, figures.footer([run.label for run in runs])):
+            say.print(str(path), soft_wrap=True)
+        rows: list[dict[str, Cell]] = [
+            dict(zip(comparison.header, row, strict=True)) for row in comparison.rows
+        ]
+        everything += rows
+        if rows and form == "table":
+            output.print(drawn(rows, output.width))
         for sentence in comparison.sentences:
-            output.print(sentence, soft_wrap=True)
-
-
-def _save(charts: Mapping[str, Any], folder: Path, labels: Iterable[Label]) -> None:
-    from bench import figures
-
-    for path in figures.save(charts, folder, figures.footer(labels)):
-        output.print(str(path), soft_wrap=True)
+            say.print(sentence, soft_wrap=True)
+    if form != "table":
+        write(everything, form)
 
 
 def record(arguments: list[str]) -> None:

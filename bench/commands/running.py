@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from bench import registry
+from bench.commands.formats import add_format, write
 from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, output
-from bench.commands.results import print_record
+from bench.commands.results import ASIDE, metric_rows, print_record
 from bench.errors import UsageError
 from bench.index import kept
 from bench.plan import Logger
@@ -101,6 +102,7 @@ def _run_parser(method: str | None, task: str | None, preset: str) -> Parser:
         help=f"write epochs and numbers live: {', '.join(_LOGGERS)}; may be repeated",
     )
     parser.add_argument("--force", action="store_true", help="replace what stands in the run's directory")
+    add_format(parser)
     if method is not None and task is not None:
         from bench.engine import TrainerOptions
 
@@ -135,7 +137,7 @@ def _refuse_unknown_flags(words: list[str], flags: Iterable[str]) -> None:
 
 
 def run(arguments: list[str]) -> None:
-    """Fits a method on a task; prints the record as words and its directory as the result."""
+    """Fits a method on a task; prints the record as words and as the result its directory, or its metrics."""
     words, flags = _words(arguments)
     if "_ARGCOMPLETE" in os.environ:
         _known_parser(words).parse_args([])  # answers the shell and ends the process
@@ -185,4 +187,7 @@ def run(arguments: list[str]) -> None:
     if done.is_first_process:
         with suppress(OSError):  # nobody reads it any more; the run stands
             print_record(done.directory, errors)
-        output.print(str(done.directory), soft_wrap=True)
+        if chosen.format == "table":
+            output.print(str(done.directory), soft_wrap=True)
+        else:
+            write(metric_rows(done.directory, done.record), chosen.format, aside=ASIDE)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench import registry
-from bench.commands.formats import Row, drawn
+from bench.commands.formats import Row, add_format, drawn, write
 from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, folder, output
 from bench.errors import BenchError, Diverged, UsageError
 from bench.plan import Plan
@@ -30,6 +30,7 @@ def sweep(arguments: list[str]) -> int:
         action="store_true",
         help="run failed cells again, and replace finished runs whose preset has changed since",
     )
+    add_format(parser)
     chosen = parser.parse_args(arguments)
 
     from bench.progress import shown
@@ -59,11 +60,15 @@ def sweep(arguments: list[str]) -> int:
                 "status": f"refused: {outcome.refusal}" if record is None else record.reason or record.status,
                 "main metric": record.task.main_metric if record else None,
                 "value": record.metrics.get(record.task.main_metric) if record else None,
+                "directory": str(outcome.directory) if record else "",
             }
         )
-    errors.print(drawn(rows, errors.width, f"{len(cells)} cells"))
-    for directory in dict.fromkeys(o.directory for o in outcomes if o.record is not None):
-        output.print(str(directory), soft_wrap=True)
+    if chosen.format == "table":
+        errors.print(drawn(rows, errors.width, f"{len(cells)} cells", without=("directory",)))
+        for directory in dict.fromkeys(o.directory for o in outcomes if o.record is not None):
+            output.print(str(directory), soft_wrap=True)
+    else:
+        write(rows, chosen.format, aside=("directory",))
     statuses = {outcome.status for outcome in outcomes}
     if statuses & {"failed", "refused"}:
         return BenchError.exit_code
@@ -101,6 +106,7 @@ def tune(arguments: list[str]) -> None:
         action="store_true",
         help="run failed configurations and those of another source again, replace any earlier result",
     )
+    add_format(parser)
     chosen = parser.parse_args(arguments)
     registry.refuse_unknown(chosen.METHOD, chosen.TASK)
 
@@ -130,8 +136,13 @@ def tune(arguments: list[str]) -> None:
         }
         for c in result.configurations
     ]
-    errors.print(drawn(rows, errors.width, title))
+    is_table = chosen.format == "table"
+    if is_table:
+        errors.print(drawn(rows, errors.width, title))
+    else:
+        write(rows, chosen.format)
     if chosen.preset == "smoke":
         errors.print("a smoke search proves the pipe and measures nothing: no result is written")
     else:
-        output.print(str(registry.tuned_path(chosen.METHOD, chosen.TASK, Path(chosen.to))), soft_wrap=True)
+        path = registry.tuned_path(chosen.METHOD, chosen.TASK, Path(chosen.to))
+        (output if is_table else errors).print(str(path), soft_wrap=True)

@@ -1,0 +1,277 @@
+"""The rules under which files of strangers are read, each with the tests that cover it.
+
+A rule without a test fails here, and so do a case of the corpus that no rule names and a test that is gone.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+from hostile import corpus
+
+TESTS = Path(__file__).parent.parent
+
+RULES: dict[str, dict[str, tuple[str, ...]]] = {
+    # Rule -> cases of the corpus, and test files with their tests.
+    "nothing is executed or unpickled": {
+        "corpus": ("pickle", "pickle for arrays", "code", "task that is code", "task of one's own"),
+        "test_architecture.py": (
+            "test_nothing_is_unpickled",
+            "test_only_catalogue_and_registry_import_what_a_string_says",
+        ),
+        "hostile/test_hostile.py": ("test_own_class_is_a_label_that_nobody_imports",),
+    },
+    "names of files are on a list, archives on none": {
+        "corpus": ("curves", "archive", "record too high", "directory too deep", "seed00", "seed of words"),
+    },
+    "files are regular by lstat, with one link": {
+        "corpus": (
+            *("link for a record", "link for a directory", "link for the submission"),
+            *("link that leads nowhere", "second name", "pipe", "socket", "directory for a record"),
+            "directory for the manifest",
+        ),
+        "hostile/test_hostile.py": (
+            "test_exchanged_file_is_noticed",
+            "test_pipe_in_the_place_of_a_file_is_not_waited_for",
+            "test_unreadable_files_and_directories_are_told",
+            "test_arrays_may_lie_in_the_store",
+        ),
+    },
+    "names of directories are [A-Za-z0-9_+=,.-]{1,120}, not hidden, not alike but for case": {
+        "corpus": (
+            *("hidden directory", "hidden file", "space in a name", "writing from right to left"),
+            *("line break in a name", "name of 121 characters", "name that is no text"),
+            "names alike but for case",
+        ),
+    },
+    "nothing outside the directory": {
+        "corpus": ("listed outside", "identity that climbs", "name that climbs"),
+        "hostile/test_hostile.py": (
+            "test_exchanged_file_is_noticed",
+            "test_path_that_no_file_has_is_no_submission",
+        ),
+    },
+    "bytes and files are counted before anything is read": {
+        "corpus": ("large record", "large arrays", "large manifest", "too much in all", "too many"),
+    },
+    "the length of a safetensors header is read here, at most 64 KB": {
+        "corpus": (
+            *("no header", "empty file", "header of 2^63 bytes", "header beyond the file"),
+            "header over 64 KB",
+        ),
+    },
+    "a header has the form of one, without keys that stand twice": {
+        "corpus": (
+            *("name twice", "header that is a list", "header of nothing", "header that is no JSON"),
+            *("header of another encoding", "entry with more keys", "entry without offsets"),
+            *("shape of fractions", "shape of truths", "shape of words", "three offsets"),
+            *("type that is a list", "60,000 axes"),
+        ),
+        "hostile/test_fuzz.py": (
+            "test_what_the_library_wrote_is_read",
+            "test_damaged_arrays_are_read_as_the_library_reads_them_or_refused",
+            "test_hostile_headers_are_read_as_the_library_reads_them_or_refused",
+            "test_fuzzing_would_notice",
+        ),
+    },
+    "names of arrays are plain": {
+        "corpus": ("metadata", "name of an attribute", "deceiving name", "long name", "65 arrays"),
+    },
+    "arrays do not overflow, overlap or leave holes": {
+        "corpus": (
+            *("shape [0, 2^40]", "shape that overflows", "shape below nothing", "nine axes"),
+            *("shape of other bytes", "offsets turned round", "offsets beyond the file", "overlap", "hole"),
+            *("late beginning", "bytes after the end"),
+        ),
+    },
+    "keys, types and shapes are those of the task": {
+        "corpus": (
+            *("bfloat16", "objects", "labels of eight bytes", "one array more", "one array less"),
+            *("one example for all", "one axis more"),
+        ),
+    },
+    "JSON is strict UTF-8": {
+        "corpus": ("UTF-16", "byte order mark", "overlong UTF-8", "surrogate in UTF-8"),
+    },
+    "JSON has no key twice": {
+        "corpus": ("key twice", "key twice, deep inside", "key twice in the manifest"),
+    },
+    "numbers are finite and of 64 bits, 1e999 too": {
+        "corpus": (
+            *("1e999", "-1e999", "NaN", "-Infinity", "integer of 31 digits", "integer of 5,000 digits"),
+        ),
+    },
+    "depth and lengths of JSON are bounded": {
+        "corpus": (
+            *("17 lists", "500,000 lists", "objects in objects", "long string", "long key", "long list"),
+        ),
+    },
+    "models are strict, without further keys, with the longest lengths": {
+        "corpus": (
+            *("half a record", "two documents", "nothing", "comment", "no object", "more keys"),
+            *(
+                "seed in quotes",
+                "seed true",
+                "negative seed",
+                "metric in quotes",
+                "schema true",
+                "schema 1.0",
+            ),
+            *("no authors", "101 authors", "author of 201 characters", "markup for a licence"),
+            *("slug in capitals", "negative hours", "digest that is none"),
+        ),
+        "hostile/test_fuzz.py": (
+            "test_json_that_is_accepted_is_the_document",
+            "test_any_bytes_are_read_or_refused",
+            "test_damaged_json_is_read_or_refused",
+        ),
+    },
+    "no control characters, no change of the direction of writing": {
+        "corpus": (
+            *("writing direction", "escape sequence", "lone surrogate", "NUL", "deceiving key"),
+            "deceiving author",
+        ),
+    },
+    "links are https": {
+        "corpus": ("script for a link", "link without TLS", "quote in a link"),
+    },
+    "predictions are finite and normalised within 2e-3": {
+        "corpus": (
+            *("NaN everywhere", "one NaN", "minus infinity", "probability of 2"),
+            *("probabilities of nothing", "sum of 1.003"),
+        ),
+    },
+    "a metric that is not finite rejects; one that may be undefined is null with its reason": {
+        "corpus": ("metric left out", "diverged with metrics"),
+        "hostile/test_hostile.py": (
+            "test_undefined_metric_is_null_where_the_spec_permits",
+            "test_scores_that_are_not_finite_and_bugs_of_a_score_are_told",
+        ),
+    },
+    "the name of a method is a label": {
+        "hostile/test_hostile.py": ("test_own_class_is_a_label_that_nobody_imports",),
+    },
+    "metrics computed again are those that are claimed, and possible": {
+        "corpus": (
+            *("metric changed", "metric changed, unlisted", "prediction changed, with its digest"),
+            *("accuracy above 1", "negative NLL", "metric of one's own", "main metric of one's own"),
+        ),
+        "hostile/test_hostile.py": (
+            "test_metrics_are_the_same_within_the_rounding_of_a_sum",
+            "test_word_of_the_method_is_self_reported",
+        ),
+    },
+    "targets and data are the task's, or the answer says that they were not compared": {
+        "corpus": (
+            *("label changed", "label changed, with metrics", "labels shuffled", "labels as predicted"),
+            "other data",
+        ),
+        "hostile/test_hostile.py": ("test_without_the_data_targets_are_not_compared_and_that_is_told",),
+    },
+    "arrays are there once: across seeds, methods and entries": {
+        "corpus": ("duplicated seeds", "another method's predictions"),
+        "hostile/test_hostile.py": (
+            "test_predictions_of_an_entry_on_the_board_are_refused",
+            "test_seeds_may_agree_where_they_do_not_matter",
+        ),
+    },
+    "the manifest names every file with its digest, and says what the records say": {
+        "corpus": (
+            *("no manifest", "no record", "no record, listed", "empty task", "not listed", "hash changed"),
+            *("seconds changed", "prediction changed", "prediction changed, listed", "another slug"),
+            *("hours made up", "environment made up", "environment twice", "no arrays", "no arrays, listed"),
+            "arrays without a digest",
+        ),
+    },
+    "seeds are contiguous from 0, enough, and run alike": {
+        "corpus": (
+            *("seed number changed", "seed number changed, unlisted", "seed left out", "two seeds"),
+            *("another task's directory", "another method's directory", "seeds run differently"),
+            *("seeds of two sources", "seeds of two data sets", "seeds of two versions"),
+            "task of other settings for one method",
+        ),
+        "hostile/test_hostile.py": ("test_diverged_seeds_are_handed_in_without_arrays",),
+    },
+    "runs are evidence: no failures, no smoke, source that a commit or a release holds": {
+        "corpus": (
+            *("failed", "smoke", "preset of one's own", "changed source", "changed source, not told"),
+            *("source of nowhere", "commit that is none"),
+        ),
+        "hostile/test_hostile.py": ("test_installed_release_is_source",),
+    },
+    "versions of schema and task are known, the task is ranked and in its standard settings": {
+        "corpus": (
+            *("schema 2", "schema 2 of the manifest", "another version of the task", "task without ranks"),
+            *("variant of a task", "setting that the task has not", "setting of another identity"),
+            "setting against the name",
+        ),
+    },
+    "empty input is a failure": {
+        "corpus": ("no directory", "empty directory", "file for a directory"),
+        "hostile/test_hostile.py": ("test_command_refuses_nothing_at_all",),
+    },
+    "adversarial entries are refused, or scored for what they are": {
+        "hostile/test_hostile.py": (
+            "test_constant_predictions_are_duplicated_seeds",
+            "test_constant_predictions_stand_at_chance",
+            "test_ties_gain_nothing",
+            "test_one_hot_predictions_pay_for_their_certainty",
+        ),
+    },
+    "children with limits, without network, writing nothing": {
+        "hostile/test_hostile.py": (
+            "test_confined_process_can_do_little",
+            "test_structure_takes_little_time_and_memory",
+            "test_child_that_takes_too_long_is_ended",
+            "test_child_that_takes_too_much_memory_is_ended",
+            "test_command_accepts_and_leaves_everything_as_it_was",
+        ),
+    },
+    "one code each, exit code not 0, and never an OK at the end of a failure": {
+        "hostile/test_hostile.py": (
+            "test_one_change_each_leads_to_a_code_of_its_own",
+            "test_only_an_answer_is_an_answer",
+            "test_defect_of_the_checker_is_a_code_and_no_traceback",
+            "test_every_code_is_reached",
+            "test_command_refuses_by_structure",
+            "test_command_refuses_by_scores_and_says_so_last",
+        ),
+    },
+}
+
+
+def declared_in(file):
+    """Names of the tests of a file; none if it is not there."""
+    path = TESTS / file
+    tree = ast.parse(path.read_text()) if path.exists() else ast.Module([], [])
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def gaps(rules):
+    """What rules name and is not there, and what of the corpus no rule names."""
+    known = {"corpus": {*corpus.STRUCTURE, *corpus.SCORES}}
+    missing = [f"no test: {rule}" for rule, covering in rules.items() if not any(covering.values())]
+    for rule, covering in rules.items():
+        for file, names in covering.items():
+            if file not in known:
+                known[file] = declared_in(file)
+            missing += [f"{rule}: {file}: {name}" for name in names if name not in known[file]]
+    named = {name for covering in rules.values() for name in covering.get("corpus", ())}
+    return missing + [f"of no rule: {name}" for name in sorted(known["corpus"] - named)]
+
+
+def test_every_rule_has_tests_and_every_case_a_rule():
+    assert gaps(RULES) == []
+
+
+@pytest.mark.parametrize(
+    ("rules", "gap"),
+    [
+        (RULES | {"be kind": {}}, "no test: be kind"),
+        (RULES | {"be kind": {"corpus": ("kindness",)}}, "be kind: corpus: kindness"),
+        (RULES | {"be kind": {"test_kind.py": ("test_it",)}}, "be kind: test_kind.py: test_it"),
+        ({k: v for k, v in RULES.items() if k != "JSON has no key twice"}, "of no rule: key twice"),
+    ],
+)
+def test_gaps_are_seen(rules, gap):
+    assert gap in gaps(rules)

@@ -1,0 +1,386 @@
+"""From runs to a submission: what is taken, what is refused, that it is whole, and the same every time."""
+
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import bench
+from bench import cli, records, registry
+from bench.data import array_digest
+from bench.errors import Diverged, OutputError, UsageError
+from bench.leaderboard import entries, store, submission, submitting
+from bench.runs import gather
+
+WORDS = {
+    "authors": ["A. Author", "B. Author"],
+    "licence": "CC-BY-4.0",
+    "tuning_budget": 0,
+    "trained_on": [],
+}
+META = 'authors = ["A. Author", "B. Author"]\nlicence = "CC-BY-4.0"\ntuning_budget = 0\ntrained_on = []\n'
+
+
+def change(run, **parts):
+    """Rewrites entries of the record; a dictionary is merged into its part."""
+    record = json.loads((run / "record.json").read_text())
+    for name, value in parts.items():
+        record[name] = record[name] | value if isinstance(value, dict) else value
+    (run / "record.json").write_text(json.dumps(record))
+
+
+def as_standard(run, task="split_digits"):
+    """Makes the record of a short run one of the preset standard, from committed source."""
+    standard = registry.choose("map", task)
+    change(
+        run,
+        task={"identity": task, "settings": vars(standard.task_settings)},
+        method={"identity": "map"},
+        provenance={"commit": "0" * 40, "dirty": False},
+    )
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """Three seeds of a method, whose predictions differ; not to be changed."""
+    folder = tmp_path_factory.mktemp("runs")
+    for seed in range(3):
+        done = bench.run("map", "split_digits", seed=seed, task_settings={"epochs": 1}, out=folder)
+        as_standard(done.directory)
+    return folder
+
+
+@pytest.fixture
+def runs(good, tmp_path):
+    """A copy of them that may be changed."""
+    return Path(shutil.copytree(good, tmp_path / "runs"))
+
+
+def run_of(runs, seed):
+    (directory,) = runs.glob(f"*/*/*-seed{seed}")
+    return directory
+
+
+def submit(runs, to, words=WORDS, **options):
+    return submitting.submit(gather([runs])[0], to, words, **options)
+
+
+def contents(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+# ---- what is made
+
+
+def test_submission_holds_the_runs_byte_for_byte_and_their_hashes(good, tmp_path):
+    directory = submit(good, tmp_path / "my-method")
+    made = contents(directory)
+    manifest = submission.read(directory)
+    assert made.keys() == {"submission.json", *manifest.files}
+    assert list(manifest.files) == sorted(manifest.files)
+    assert manifest.files.keys() == {
+        f"split_digits/map/seed{seed}/{name}" for seed in range(3) for name in submission.RUN_FILES
+    }
+    for name, digest in manifest.files.items():
+        assert store.sha256(made[name]) == digest
+        *_, seed, file = name.split("/")
+        assert made[name] == (run_of(good, submission.seed_of(Path(seed))) / file).read_bytes()
+    assert (manifest.slug, manifest.authors) == ("my-method", ["A. Author", "B. Author"])
+    assert manifest.paper is manifest.code is None
+    assert len(manifest.environments) == 1
+    seconds = sum(records.read_record(run_of(good, seed)).seconds for seed in range(3))
+    assert manifest.hours == pytest.approx(seconds / 3600, abs=1e-4)
+    assert [path.name for path in submission.runs_in(directory)] == ["seed0", "seed1", "seed2"]
+
+
+def test_same_runs_give_the_same_bytes_in_any_order(good, tmp_path):
+    first = contents(submit(good, tmp_path / "a" / "mine"))
+    backwards = gather([run_of(good, seed) for seed in (2, 0, 1)])[0]
+    os.utime(run_of(good, 0) / "record.json", (0, 0))
+    assert contents(submitting.submit(backwards, tmp_path / "b" / "mine", WORDS)) == first
+
+
+def test_submission_is_submitted_again(good, tmp_path):
+    """Its own runs have no curves."""
+    first = submit(good, tmp_path / "a" / "mine")
+    assert contents(submit(first, tmp_path / "b" / "mine")) == contents(first)
+
+
+def test_diverged_runs_count(runs, tmp_path):
+    with pytest.raises(Diverged):
+        bench.run("toys:TurnsNaN", "split_digits", seed=1, task_settings={"epochs": 1}, out=tmp_path / "nan")
+    (path,) = (tmp_path / "nan").rglob("record.json")
+    lost = json.loads(path.read_text())
+    parts = {name: lost[name] for name in ("status", "reason", "metrics", "undefined")}
+    change(run_of(runs, 1), provenance={"arrays_digest": None}, **parts)
+    (run_of(runs, 1) / "arrays.safetensors").unlink()
+    files = submission.read(submit(runs, tmp_path / "mine")).files
+    assert "split_digits/map/seed1/record.json" in files
+    assert "split_digits/map/seed1/arrays.safetensors" not in files
+
+
+# ---- what is refused
+
+
+def forged(run):
+    """Better predictions under the old metrics."""
+    arrays = records.read_arrays(run)
+    arrays["labels"] = arrays["labels"][::-1]
+    records.write_arrays(run, arrays)
+    change(run, provenance={"arrays_digest": array_digest(arrays)})
+
+
+def again(runs, seed, as_seed):
+    """Another run of a seed."""
+    copy = Path(shutil.copytree(run_of(runs, seed), runs / "more" / "map" / f"again-seed{as_seed}"))
+    change(copy, seed=as_seed)
+
+
+def drop(runs, *seeds):
+    for seed in seeds:
+        shutil.rmtree(run_of(runs, seed))
+
+
+def of(seed, **parts):
+    return lambda runs: change(run_of(runs, seed), **parts)
+
+
+REFUSED = {
+    "failed": (
+        of(1, status="failed", reason="failed: E"),
+        r"seed1 failed \(failed: E\): a defect is no evidence",
+    ),
+    "smoke": (of(1, preset="smoke"), "seed1 is a smoke run"),
+    "dirty": (
+        of(1, provenance={"dirty": True}),
+        "seed1 was made from changed source: commit, then run again",
+    ),
+    "unfinished": (
+        lambda runs: os.replace(run_of(runs, 1) / "record.json", run_of(runs, 1) / "unfinished.json"),
+        "seed1 is unfinished",
+    ),
+    "damaged": (lambda runs: (run_of(runs, 1) / "record.json").write_text("{"), "seed1 is damaged"),
+    "unranked": (
+        lambda runs: shutil.copytree(entries.directory_of("toy_regression", "map"), runs / "toy"),
+        "toy_regression is not ranked; keep it by bench record add",
+    ),
+    "variant": (
+        of(1, task={"identity": "split_digits+epochs=1"}),
+        r"ranks split_digits under its standard settings, and this is split_digits\+epochs=1",
+    ),
+    "other version of the task": (of(1, task={"version": 99}), "are not of one version of the task"),
+    "old version of the task": (
+        lambda runs: [of(seed, task={"version": 99})(runs) for seed in range(3)],
+        "is of version 99 of split_digits, now 1: run again",
+    ),
+    "other data": (of(1, task={"data_digest": "0" * 64}), "are not of one digest of the task's data"),
+    "other version of the package": (
+        of(1, provenance={"version": "0.0.9"}),
+        "are not of one version of this package",
+    ),
+    "other state of the method": (
+        of(1, provenance={"method_file_hash": "0" * 64}),
+        "are not of one state of the method's file",
+    ),
+    "a seed in the middle is missing": (
+        lambda runs: drop(runs, 1),
+        "has the seeds 0, 2: they must be 0, 1, 2",
+    ),
+    "the first seed is missing": (lambda runs: drop(runs, 0), "has the seeds 1, 2: they must be 0, 1, 2"),
+    "too few seeds": (
+        lambda runs: drop(runs, 2),
+        "map on split_digits has 2 seeds: the board takes 3 or more",
+    ),
+    "a seed twice": (lambda runs: again(runs, 1, 1), "are both seed 1 of map on split_digits: hand in one"),
+    "forged": (lambda runs: forged(run_of(runs, 1)), "the metrics of the record are not those of its arrays"),
+    "no arrays": (
+        lambda runs: (run_of(runs, 1) / "arrays.safetensors").unlink(),
+        r"holds no arrays\.safetensors",
+    ),
+    "no run": (lambda runs: drop(runs, 0, 1, 2), "there is no run to submit"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_handed_in_is_refused_in_one_line(runs, tmp_path, spoil, message):
+    spoil(runs)
+    with pytest.raises(UsageError, match=message) as caught:
+        submit(runs, tmp_path / "out" / "mine")
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+WORDS_REFUSED = {
+    "nobody": ({"authors": []}, "authors"),
+    "licence in prose": ({"licence": "as you like"}, "licence 'as you like'"),
+    "address without https": ({"code": "http://example.org"}, "code 'http://example.org'"),
+    "budget below 0": ({"tuning_budget": -1}, "tuning_budget '-1'"),
+    "another slug": ({"slug": "other"}, "its name is the slug, and the slug given is other"),
+    "deceiving": ({"authors": ["A\u202eB"]}, "characters that are never printed"),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), WORDS_REFUSED.values(), ids=WORDS_REFUSED)
+def test_words_are_checked(good, tmp_path, words, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        submit(good, tmp_path / "mine", WORDS | words)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "mine").exists()
+
+
+def test_name_that_is_no_slug_is_refused(good, tmp_path):
+    with pytest.raises(UsageError, match="its name is the slug, 1 to 64 of a-z, 0-9 and -"):
+        submit(good, tmp_path / "My_Method")
+
+
+# ---- whole or not at all
+
+
+def test_directory_that_is_there_is_kept_and_force_replaces_a_submission(runs, tmp_path):
+    directory = submit(runs, tmp_path / "mine")
+    (directory / "stale.txt").write_text("")
+    with pytest.raises(UsageError, match="is there already: it is kept; --force replaces it"):
+        submit(runs, directory)
+    submit(runs, directory, force=True)
+    assert not (directory / "stale.txt").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "runs"]
+
+
+def test_force_replaces_no_other_directory(good, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years")
+    with pytest.raises(UsageError, match="holds no submission: it is kept"):
+        submit(good, tmp_path / "mine", force=True)
+    assert (tmp_path / "mine" / "thesis.tex").read_text() == "years"
+
+
+@pytest.mark.parametrize("name", ["record.json", "submission.json"])
+def test_disk_that_is_full_leaves_nothing_and_the_older_one(good, tmp_path, monkeypatch, name):
+    before = contents(submit(good, tmp_path / "mine"))
+    fsync = os.fsync
+
+    def full(descriptor):
+        if name in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(28, "No space left on device")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        submit(good, tmp_path / "mine", WORDS | {"tuning_budget": 7}, force=True)
+    assert contents(tmp_path / "mine") == before
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_rename_that_fails_brings_the_older_one_back(good, tmp_path, monkeypatch):
+    before = contents(submit(good, tmp_path / "mine"))
+    rename = os.rename
+
+    def fails(source, target):
+        if Path(source).name == ".mine.writing":
+            raise OSError(13, "Permission denied")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", fails)
+    with pytest.raises(OutputError, match="Permission denied"):
+        submit(good, tmp_path / "mine", WORDS | {"tuning_budget": 7}, force=True)
+    assert contents(tmp_path / "mine") == before
+
+
+# ---- the command
+
+
+def test_command_writes_and_says_what_comes_next(good, tmp_path, capsys):
+    (tmp_path / "meta.toml").write_text(META)
+    given = ["submit", str(good), str(run_of(good, 0)), "--to", str(tmp_path / "mine")]
+    assert cli.main([*given, "--meta", str(tmp_path / "meta.toml")]) == 0
+    out, err = capsys.readouterr()
+    assert out == f"{tmp_path / 'mine'}\n"
+    assert err.splitlines()[-1] == f"bench: next, bench verify {tmp_path / 'mine'}"
+    assert "is given twice: it counts once" in err
+
+
+def test_without_a_terminal_one_line_names_what_is_missing(good, tmp_path, capsys):
+    (tmp_path / "meta.toml").write_text('authors = ["A"]\n')
+    given = ["submit", str(good), "--to", str(tmp_path / "mine"), "--meta", str(tmp_path / "meta.toml")]
+    assert cli.main(given) == 2
+    assert capsys.readouterr().err == (
+        "bench: what is missing: licence, tuning_budget, trained_on; write it into the file of --meta\n"
+    )
+
+
+class Terminal(io.StringIO):
+    """Lines that are typed."""
+
+    def isatty(self):
+        """As a terminal says."""
+        return True
+
+
+def test_at_a_terminal_what_is_missing_is_asked(good, tmp_path, monkeypatch, capsys):
+    (tmp_path / "meta.toml").write_text('licence = "MIT"\n')
+    monkeypatch.setattr("sys.stdin", Terminal("A. Author, B. Author\nten\n10\nnone\n\nhttps://example.org\n"))
+    given = ["submit", str(good), "--to", str(tmp_path / "mine"), "--meta", str(tmp_path / "meta.toml")]
+    assert cli.main(given) == 0
+    made = submission.read(tmp_path / "mine")
+    assert (made.authors, made.licence) == (["A. Author", "B. Author"], "MIT")
+    assert (made.tuning_budget, made.trained_on) == (10, [])
+    assert (made.paper, made.code) == (None, "https://example.org")
+    assert "tuning_budget 'ten': must be a whole number, 0 or more" in capsys.readouterr().err
+
+
+def test_terminal_that_ends_is_told(good, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", Terminal("A. Author\n"))
+    assert cli.main(["submit", str(good), "--to", str(tmp_path / "mine")]) == 2
+    assert "what is missing: licence" in capsys.readouterr().err
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("author = ['A']\n", "no such key as author; did you mean authors"),
+        ("authors = \n", "is no TOML"),
+    ],
+)
+def test_file_of_words_of_another_form_is_refused(text, message, tmp_path):
+    (tmp_path / "meta.toml").write_text(text)
+    with pytest.raises(UsageError, match=message):
+        submitting.read_words(tmp_path / "meta.toml")
+
+
+# ---- into the project
+
+
+def test_adopted_submission_has_its_arrays_in_the_store(good, tmp_path):
+    handed_in = submit(good, tmp_path / "mine")
+    new = submitting.adopt(handed_in, tmp_path / "submissions", tmp_path / "store")
+    assert new == tmp_path / "submissions" / "mine"
+    manifest = submission.read(new)
+    assert contents(new).keys() == {
+        "submission.json",
+        *(name for name in manifest.files if name.endswith("record.json")),
+    }
+    for run in submission.runs_in(new):
+        arrays = store.run_arrays(run, tmp_path / "store")
+        assert arrays.read_bytes() == (handed_in / run.relative_to(new) / "arrays.safetensors").read_bytes()
+        assert store.run_arrays(run, tmp_path / "elsewhere") is None
+    with pytest.raises(UsageError, match="is there already: it is kept"):
+        submitting.adopt(handed_in, tmp_path / "submissions", tmp_path / "store")
+    before = contents(new)
+    submitting.adopt(new, tmp_path / "submissions", tmp_path / "store", force=True)  # as it lies there
+    assert contents(new) == before
+
+
+@pytest.mark.parametrize("name", ["record.json", "arrays.safetensors"])
+def test_file_of_another_hash_is_not_adopted(good, tmp_path, name):
+    handed_in = submit(good, tmp_path / "mine")
+    path = handed_in / "split_digits/map/seed1" / name
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(UsageError, match=r"is not the file that submission\.json names"):
+        submitting.adopt(handed_in, tmp_path / "submissions", tmp_path / "store")
+    assert not (tmp_path / "submissions").exists()

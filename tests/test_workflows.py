@@ -1,0 +1,240 @@
+"""The workflows on GitHub: pinned actions, least permissions, and strangers' names that are only names."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+FOLDER = Path(__file__).resolve().parent.parent / ".github" / "workflows"
+FILES = sorted(FOLDER.glob("*.y*ml"))
+PINNED = {
+    "actions/checkout": ("11bd71901bbe5b1630ceea73d27597364c9af683", "v4.2.2"),
+    "actions/setup-python": ("a26af69be951a213d495a4c3e4e4022e16d87065", "v5.6.0"),
+}
+
+
+def read(path):
+    """A workflow; YAML 1.1 reads its key `on` as true."""
+    workflow = yaml.safe_load(path.read_text())
+    workflow["on"] = workflow.pop(True)
+    return workflow
+
+
+def steps(workflow):
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+def test_there_are_these():
+    assert [path.name for path in FILES] == ["board.yml", "ci.yml", "submission.yml"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_action_is_pinned_by_its_digest(path):
+    lines = [line.strip().removeprefix("- ") for line in path.read_text().splitlines() if "uses:" in line]
+    assert len(lines) == sum("uses" in step for step in steps(read(path))) > 0
+    for line in lines:
+        name, digest, version = re.fullmatch(r"uses: (\S+)@([0-9a-f]{40}) # (v\S+)", line).groups()
+        assert PINNED[name] == (digest, version)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_job_may_read_and_no_more(path):
+    """The board alone may write, after a merge, and what the code runs in does not get the token."""
+    workflow = read(path)
+    assert workflow["permissions"] == {}
+    for name, job in workflow["jobs"].items():
+        assert job["permissions"] == {"contents": "write" if name == "board" else "read"}
+        assert job["timeout-minutes"] <= 120
+    for step in steps(workflow):
+        if step.get("uses", "").startswith("actions/checkout"):
+            assert step["with"]["persist-credentials"] is False
+    assert "secrets." not in path.read_text().replace("secrets.token_hex", "")
+    given = [step["name"] for step in steps(workflow) if "github.token" in str(step)]
+    assert given == (["Publish"] if path.name == "board.yml" else [])
+    if path.name == "board.yml":
+        assert set(workflow["on"]) == {"push"}
+        assert workflow["on"]["push"]["branches"] == ["main"]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_nothing_of_a_request_is_pasted_into_a_script(path):
+    workflow = read(path)
+    assert not {"pull_request_target", "workflow_run", "issue_comment"} & set(workflow["on"])
+    for step in steps(workflow):
+        assert "${{" not in step.get("run", "")
+
+
+def test_submissions_are_checked_by_the_code_of_the_base_branch():
+    workflow = read(FOLDER / "submission.yml")
+    code, data = (step["with"] for step in steps(workflow) if "checkout" in step.get("uses", ""))
+    assert (code["ref"], code["path"]) == ("${{ github.event.pull_request.base.sha }}", "base")
+    assert (data["ref"], data["path"]) == ("${{ github.event.pull_request.head.sha }}", "head")
+    assert data["sparse-checkout-cone-mode"] is False
+    assert data["sparse-checkout"].split() == ["/leaderboard/submissions/", "/leaderboard/store/"]
+    (install,) = (step for step in steps(workflow) if "pip install" in step.get("run", ""))
+    assert install["working-directory"] == "base"
+
+
+def tool(name):
+    """A command of this environment or of the machine; None if there is none."""
+    own = str(Path(sys.executable).parent)
+    return shutil.which(name, path=os.pathsep.join([own, os.environ["PATH"]]))
+
+
+def findings(folder):
+    """The exit code of zizmor's audit and what it says."""
+    command = [tool("zizmor"), "--offline", "--no-progress", "--persona=auditor", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_zizmor_finds_nothing():
+    code, said = findings(FOLDER)
+    assert code == 0, said
+
+
+@pytest.mark.parametrize(
+    ("file", "sound", "slip", "told"),
+    [
+        ("submission.yml", "  pull_request:\n", "  pull_request_target:\n", "dangerous-triggers"),
+        ("submission.yml", "persist-credentials: false", "persist-credentials: true", "artipacked"),
+        (
+            "submission.yml",
+            'echo "$changed changed',
+            'echo "${{ github.event.pull_request.title }}',
+            "template-injection",
+        ),
+        ("ci.yml", "@11bd71901bbe5b1630ceea73d27597364c9af683 # v4.2.2", "@v4", "unpinned-uses"),
+        ("ci.yml", "permissions: {}", "permissions: write-all", "excessive-permissions"),
+    ],
+)
+def test_zizmor_finds_slips(tmp_path, file, sound, slip, told):
+    text = (FOLDER / file).read_text()
+    assert sound in text
+    (tmp_path / ".github" / "workflows").mkdir(parents=True)
+    (tmp_path / ".github" / "workflows" / file).write_text(text.replace(sound, slip))
+    code, said = findings(tmp_path)
+    assert code != 0
+    assert told in said
+
+
+def test_actionlint_finds_nothing():
+    """Where it is not installed, CI's job `Workflows` has it."""
+    command = tool("actionlint")
+    if command is None:
+        pytest.skip("actionlint is not installed")
+    done = subprocess.run([command, *map(str, FILES)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+# ---- the script that verifies, run on made-up requests
+
+
+BENCH = """#!/usr/bin/env bash
+# Accepts what holds no file `bad`; says what a stranger might have it say.
+printf '%s\\n' "$*" >> "$CALLS"
+echo '::error::a command to the runner'
+[[ ! -e $2/bad ]]
+"""
+
+
+def git(folder, *arguments):
+    options = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    subprocess.run(["git", *options, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+def committed(folder, submissions):
+    """A repository whose submissions hold these files, by path."""
+    for path, text in submissions.items():
+        file = folder / "leaderboard" / "submissions" / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    git(folder, "init", "--quiet")
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--allow-empty", "--message", "x")
+
+
+@pytest.fixture
+def verified(tmp_path):
+    """Runs the step on a base and a head; gives exit code, output, calls of bench and the summary."""
+
+    def run(base, head):
+        for name, submissions in (("base", base), ("head", head)):
+            (tmp_path / name).mkdir()
+            committed(tmp_path / name, submissions)
+        (tmp_path / "bin").mkdir()
+        (tmp_path / "bin" / "bench").write_text(BENCH)
+        (tmp_path / "bin" / "bench").chmod(0o755)
+        (tmp_path / "bin" / "python").symlink_to(sys.executable)
+        (*_, step) = steps(read(FOLDER / "submission.yml"))
+        calls, summary = tmp_path / "calls", tmp_path / "summary"
+        calls.touch()
+        environment = os.environ | {
+            "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "CALLS": str(calls),
+            "GITHUB_STEP_SUMMARY": str(summary),
+        }
+        done = subprocess.run(
+            ["bash", "-c", step["run"]],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        return done.returncode, done.stdout + done.stderr, calls.read_text().splitlines(), summary.read_text()
+
+    return run
+
+
+OLD = {"old/submission.json": "{}", "README.md": "what lies here"}
+
+
+def test_what_has_changed_is_verified_and_nothing_else(verified):
+    head = OLD | {"new/submission.json": "{}", "other/submission.json": "{}"}
+    code, out, calls, summary = verified(OLD | {"other/submission.json": "[]"}, head)
+    assert code == 0, out
+    assert calls == [f"verify ../head/leaderboard/submissions/{slug}" for slug in ("new", "other")]
+    assert "| new | accepted |\n| other | accepted |\n2 changed, 0 rejected\n" in summary
+
+
+def test_one_that_is_rejected_fails_the_check_and_stops_no_other(verified):
+    head = OLD | {"a/bad": "", "b/submission.json": "{}"}
+    code, _, calls, summary = verified(OLD, head)
+    assert code == 1
+    assert len(calls) == 2
+    assert "| a | rejected |\n| b | accepted |\n2 changed, 1 rejected\n" in summary
+
+
+@pytest.mark.parametrize(
+    "name", ["$(touch owned)", "a b", "-x", "a\nb", "`touch owned`", "A", "a;touch owned", "é"]
+)
+def test_a_name_that_is_no_slug_is_rejected_and_not_shown(verified, tmp_path, name):
+    code, out, calls, summary = verified(OLD, OLD | {f"{name}/submission.json": "{}"})
+    if name == "-x":  # hyphens are of a slug
+        assert calls == ["verify ../head/leaderboard/submissions/-x"]
+        return
+    assert code == 1
+    assert calls == []
+    assert "| (a name that is no slug" in summary
+    assert name not in out + summary.replace("a name that is", "")
+    assert not list(tmp_path.rglob("owned"))
+
+
+def test_what_bench_prints_is_no_command(verified):
+    _, out, _, _ = verified(OLD, OLD | {"new/submission.json": "{}"})
+    lines = out.splitlines()
+    at = lines.index("::error::a command to the runner")
+    fence = lines[at - 1].removeprefix("::stop-commands::")
+    assert re.fullmatch("[0-9a-f]{32}", fence)
+    assert lines[at + 1] == f"::{fence}::"
+
+
+def test_a_request_without_submissions_passes(verified):
+    code, out, calls, _ = verified(OLD, {})
+    assert (code, calls) == (0, []), out
