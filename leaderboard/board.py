@@ -32,14 +32,13 @@ from bench.leaderboard.pairing import Pair
 from bench.leaderboard.ranking import Standing, across
 from bench.leaderboard.rows import Table, cleaned
 from bench.leaderboard.standings import Computed, compute, recorded
+from bench.leaderboard.store import name_of
 from bench.text import hidden, one_line
 
-STORE = Path(__file__).parent / "store"
-"""Arrays of submissions, by the SHA-256 of their files."""
 RECORDS = Path(__file__).parent / "records"
 """Runs that the project keeps as evidence of its pages; the board shows and does not rank them."""
-STATUS = "status.toml"
-"""File beside the folder of submissions, in which maintainers say what is to be said of them."""
+STATUS, STORE = "status.toml", "store"
+"""Beside the folder of submissions: what maintainers say of them, and the store of their arrays."""
 _LARGEST_MANIFEST = 64 * 2**20
 _WORTH_PROCESSES = 300
 """Runs to score below which starting processes takes longer than they save."""
@@ -112,8 +111,6 @@ class Board:
 def build(
     submissions: Path = layout.SUBMISSIONS,
     cache: Path | None = None,
-    status: Path | None = None,
-    store: Path = STORE,
     imports: Sequence[str] = (),
     workers: int | None = None,
     records: Path | None = None,
@@ -121,10 +118,8 @@ def build(
     """Computes the board.
 
     Args:
-        submissions: Their folder.
+        submissions: Their folder. Beside it may stand `status.toml`, the maintainers' words, and `store`.
         cache: Folder for what was computed; None is the user's.
-        status: File of the maintainers' words, which need not be there; None is that beside the folder.
-        store: Folder of arrays by digest.
         imports: Own tasks, as `package.module:Class`.
         workers: Processes; None takes one for each processor where there is enough to do.
         records: Folder of runs that are kept as evidence; None shows none.
@@ -134,11 +129,12 @@ def build(
     """
     if not submissions.is_dir():
         raise UsageError(f"{submissions} is no folder of submissions")
-    status = submissions.resolve().parent / STATUS if status is None else status
+    beside = submissions.resolve().parent
+    status = beside / STATUS
     board, words = Board(), _words(status)
     if unknown := sorted(words.keys() - {path.name for path in _inside(submissions)}):
         raise UsageError(f"{status} names {unknown[0]}, of which there is no submission in {submissions}")
-    jobs = _gathered(board, submissions, store, words)
+    jobs = _gathered(board, submissions, beside / STORE, words)
     if records is not None:
         jobs += _recorded(board, records)
     kept = Cache(folder(cache, submissions), imports)
@@ -280,7 +276,7 @@ def _hashed(
         listed = wanted[arrays.name]
         at: Path | None = arrays
         if not arrays.exists():
-            at = store / listed[:2] / f"{listed}.safetensors" if listed else None
+            at = store / name_of(listed) if listed else None
         digests = {record.name: _digest(record), arrays.name: _digest(at)}
         altered = next((file for file, is_ in digests.items() if is_ and is_ != wanted[file]), "")
         digest = digests[arrays.name]

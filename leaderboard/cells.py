@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pydantic
 
-from bench.errors import BenchError
 from bench.leaderboard.submission import OURS
 from bench.records import Record
 from bench.spec import Arrays
@@ -189,16 +188,6 @@ class Candidate:
     @property
     def seed_matters(self) -> bool:
         """Whether another seed can give another answer."""
+        from bench.means import seed_matters
+
         return self.record is None or seed_matters(self.record)
-
-
-def seed_matters(record: Record) -> bool:
-    """As the record says; of old records as the suite's method of that name says."""
-    if record.method.seed_matters is not None:
-        return record.method.seed_matters
-    from bench import registry
-
-    try:
-        return bool(registry.method(record.method.name).cls.seed_matters)
-    except BenchError:
-        return True

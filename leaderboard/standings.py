@@ -93,7 +93,7 @@ def compute(identity: str, cells: Sequence[Cell], figures: bool = True) -> Compu
 
 
 def recorded(identity: str, cells: Sequence[Cell]) -> Computed:
-    """The table of runs that the project keeps as evidence: as their records say, none of them ranked."""
+    """The table of runs that the project keeps as evidence, as their records say; by name, since unranked."""
     from bench.catalogue import misleads
 
     candidates = [Candidate(cell, tuple(map(read, cell.runs))) for cell in cells]
@@ -102,11 +102,8 @@ def recorded(identity: str, cells: Sequence[Cell]) -> Computed:
         spec = task.spec
     except BenchError as error:
         return Computed(cleaned(_unknown(identity, candidates, one_line(error, LONGEST_REASON))), [], {})
-    higher = spec.metrics[spec.main_metric].higher_is_better
-    by_name = {c.name: c for c in candidates}
-    places = [Place(c.name, student(c.values) if c.values else None) for c in candidates]
-    places.sort(key=lambda place: (*order(place.cell.centre if place.cell else None, higher), place.name))
-    rows = [row(by_name[place.name], place, spec) for place in places]
+    candidates.sort(key=lambda c: c.name)
+    rows = [row(c, Place(c.name, student(c.values) if c.values else None), spec) for c in candidates]
     table = _described(identity, spec, misleads(type(task))) | Table(
         data_digest=_protocol(candidates, spec)[1], entries=rows
     )

@@ -311,7 +311,6 @@ class Example(NamedTuple):
     """Submissions with something of everything, the board that they give, and its pages."""
 
     submissions: Path
-    status: Path
     cache: Path
     board: Any
     site: Path
@@ -320,7 +319,7 @@ class Example(NamedTuple):
         """Builds the board again."""
         from bench.leaderboard.board import build
 
-        given = {"status": self.status, "cache": self.cache, "imports": task_names(2)}
+        given = {"cache": self.cache, "imports": task_names(2)}
         return build(self.submissions, **given | options)
 
 
@@ -359,8 +358,7 @@ def example() -> Example:
     maker.seal("hostile", authors=[HOSTILE], trained_on=[HOSTILE, "=HYPERLINK(1)"])
     (folder / "broken").mkdir()
     (folder / "broken" / "submission.json").write_text("{")
-    status = top / "status.toml"
-    status.write_text(STATUS)
-    board = build(folder, top / "cache", status, imports=task_names(2))
+    (top / "status.toml").write_text(STATUS)
+    board = build(folder, top / "cache", imports=task_names(2))
     pages.write(board, top / "site")
-    return Example(folder, status, top / "cache", board, top / "site")
+    return Example(folder, top / "cache", board, top / "site")

@@ -19,7 +19,7 @@ def build(tmp_path):
     """Builds the board of the submissions in a new folder."""
 
     def built(**options):
-        given = {"cache": tmp_path / "cache", "status": tmp_path / "status.toml", "imports": task_names(2)}
+        given = {"cache": tmp_path / "cache", "imports": task_names(2)}
         return boarding.build(tmp_path / "submissions", **given | options)
 
     return built
@@ -315,7 +315,7 @@ def test_arrays_in_the_store_are_as_good_as_those_beside(maker, build, tmp_path)
     submission = three(maker)
     before = build()
     emptied(submission, tmp_path / "store")
-    after = build(store=tmp_path / "store", cache=tmp_path / "other cache")
+    after = build(cache=tmp_path / "other cache")
     assert after.tables == before.tables
     assert after.not_again == []
 

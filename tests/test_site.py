@@ -19,7 +19,9 @@ from toys import call, environment
 
 from bench import cli
 from bench.errors import UsageError
+from bench.leaderboard import against
 from bench.leaderboard.site import pages, serving, words
+from bench.text import escaped
 
 VOID = {"meta", "link", "img", "input", "br", "line", "circle", "rect"}
 
@@ -218,7 +220,7 @@ def test_links_outside_are_https_and_give_nothing_away(html):
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@sum", "\tx", "\rx"])
 def test_no_cell_is_a_formula(text):
     ((header,), (cell,)) = csv.reader(io.StringIO(words.table([text], [[text]]), newline=""))
-    assert header == cell == "'" + text
+    assert header == cell == "'" + escaped(text)
     assert words.table(["x"], [[-1.5], [None], ["a"]]).splitlines() == ["x", "-1.5", '""', "a"]
 
 
@@ -276,6 +278,15 @@ def test_feed_is_atom(site):
     updated = [entry.findtext(f"{atom}updated") for entry in entries]
     assert updated == sorted(updated, reverse=True)
     assert feed.findtext(f"{atom}updated") == updated[0]
+
+
+def test_json_beside_a_table_is_what_compare_reads(site):
+    table = example().board.tables[identity(0)]
+    read = against.read_board(site / "tasks" / f"{identity(0)}.json")
+    assert (read.task, read.metric, read.higher_is_better) == (identity(0), "nll", False)
+    assert [entry.name for entry in read.entries] == [row["name"] for row in table["entries"]]
+    for entry, row in zip(read.entries, table["entries"], strict=True):
+        assert [run.value for run in entry.runs] == [run["value"] for run in row["runs"]]
 
 
 def test_json_is_strict(site):

@@ -64,9 +64,7 @@ def _built(chosen: object) -> Board:
     cache = None if given["cache"] is None else Path(given["cache"])
     options: dict[str, Any] = {"cache": cache, "imports": given["import"]}
     if given["submissions"] is not None:
-        return board.build(
-            Path(given["submissions"]), status=Path(given["submissions"], "status.toml"), **options
-        )
+        return board.build(Path(given["submissions"]), **options)
     return board.build(SUBMISSIONS, records=board.RECORDS, **options)
 
 
@@ -124,20 +122,32 @@ def _add(arguments: list[str]) -> int:
     """Verifies submissions and puts those that are accepted among those of the board."""
     parser = Parser(
         "bench board add",
-        description="Verify a submission and, if it is accepted, put it among those of the board.",
+        description="Verify submissions and put those that are accepted among those of the board, their "
+        "arrays into its store.",
     )
-    parser.add_argument("DIR", nargs="+", type=str, help="directory of a submission")
+    parser.add_argument("DIR", nargs="+", type=folder, help="directory of a submission, named by its slug")
+    parser.add_argument(
+        "--submissions",
+        type=folder,
+        default=None,
+        help="folder of the submissions; default is leaderboard/submissions/ of this project",
+    )
+    parser.add_argument("--force", action="store_true", help="replace an older submission of the same slug")
     chosen = parser.parse_args(arguments)
 
+    from bench.leaderboard.board import STORE
+    from bench.leaderboard.submission import SUBMISSIONS
     from bench.leaderboard.submitting import adopt
     from bench.leaderboard.verify import verify
 
+    to = SUBMISSIONS if chosen.submissions is None else Path(chosen.submissions)
+    store = to.resolve().parent / STORE
     refused = 0
     for name in chosen.DIR:
-        verdict = verify(Path(name))
-        if verdict.status != "accepted":
+        verdict = verify(name, against=to, store=store)
+        if verdict.status == "accepted":
+            output.print(str(adopt(Path(name), to, store, chosen.force)), soft_wrap=True)
+        else:
             refused += 1
             errors.print(plain(f"bench: {name}: {verdict.code}: {verdict.message}"), soft_wrap=True)
-            continue
-        output.print(str(adopt(Path(name))), soft_wrap=True)
     return int(refused > 0)

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
+from bench.text import escaped
+
 MISSING = "\N{EN DASH}"
 _BAR = 160
 """Width of an interval's drawing."""
@@ -114,7 +116,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 def _guarded(cell: Any) -> str:
     if isinstance(cell, bool) or not isinstance(cell, int | float):
         text = "" if cell is None else str(cell)
-        return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+        return escaped(f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text)
     return repr(cell)
 
 
