@@ -258,7 +258,7 @@ class _Told:
             [number, fit.stage, fit.epochs, fit.steps, fit.seconds, fit.compiled, json.dumps(fit.diagnostics)]
             for number, fit in enumerate(record.fits, 1)
         ]
-        of_fits = ["fit", "stage", "epochs", "steps", "seconds", "compiled", "diagnostics"]
+        of_fits: list[str | int] = ["fit", "stage", "epochs", "steps", "seconds", "compiled", "diagnostics"]
         shown: dict[str, Any] = {
             key(self.task, "tables", "metrics"): wandb.Table(
                 ["metric", "value", "main", "undefined"], metrics

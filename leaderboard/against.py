@@ -400,11 +400,15 @@ def _has_losses(result: Result) -> bool:
 
 def _by_split(entry: Rival) -> list[Run]:
     """A run for every split, the mean over its seeds; one without a value for every seed that gave none."""
-    found = [(result.value, result.losses) for result in entry.results if result.value is not None]
-    if len({np.shape(splits) for _, splits in found}) > 1:
-        raise UsageError(f"{entry.name}: its runs have different numbers of splits")
-    for value, splits in found:
-        if splits is None or not np.isclose(np.mean(splits), value, rtol=1e-6, atol=1e-9):
+    found = []
+    for result in entry.results:
+        if result.value is None:
+            continue
+        splits = result.losses
+        if splits is None or not np.isclose(splits.mean(), result.value, rtol=1e-6, atol=1e-9):
             raise UsageError(f"{entry.name}: the splits of a run have another mean than its value")
-    runs = [Run(float(x)) for x in np.mean([splits for _, splits in found], axis=0)] if found else []
+        found.append(splits)
+    if len({splits.shape for splits in found}) > 1:
+        raise UsageError(f"{entry.name}: its runs have different numbers of splits")
+    runs = [Run(float(x)) for x in np.mean(found, axis=0)] if found else []
     return runs + [Run(None) for result in entry.results if result.value is None]

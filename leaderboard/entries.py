@@ -209,7 +209,7 @@ def committed(root: Path | None = None) -> Iterator[tuple[Path, Record]]:
     Args:
         root: Folder of records; None is that of the project, and the project's own submission.
     """
-    found = {}
+    found: dict[tuple[str, ...], Path] = {}
     for folder in (SUBMISSIONS / OURS, RECORDS) if root is None else (root,):
         found |= {path.parent.parts[-3:]: path.parent for path in folder.glob("*/*/seed*/record.json")}
     for _, directory in sorted(found.items()):

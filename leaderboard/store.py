@@ -123,7 +123,8 @@ def check(submissions: Path = SUBMISSIONS, store: Path = STORE, urls: Sequence[s
         BenchError: If a place cannot be reached.
     """
     for digest, beside in named(submissions).items():
-        right, wrong = [], []
+        right: list[str] = []
+        wrong: list[str] = []
         for path in (*beside, store / name_of(digest)):
             if path.exists():
                 (right if sha256(path.read_bytes()) == digest else wrong).append(str(path))

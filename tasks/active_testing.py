@@ -215,7 +215,7 @@ class ActiveTesting(Task):
     def layouts(self) -> dict[str, Layout]:
         """Predictions, scores and labels of both test pools; how large the small one is the data tell."""
         pools: dict[str, Axis] = {"full": data.SOURCES[self.settings.dataset].test, "small": "N"}
-        found = {}
+        found: dict[str, Layout] = {}
         for model, n in pools.items():
             found |= {
                 f"{model}_log_probs": Layout("float16", (n, data.CLASSES), is_log_probs=True),

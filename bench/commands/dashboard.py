@@ -120,7 +120,7 @@ def _training(tasks: list[str]) -> Section:
 
     from bench.wandb_run import STEPS, key
 
-    panels = [
+    panels: list[Any] = [
         LinePlot(
             title=f"{task}: loss, mean over {over}",
             x=STEPS,
@@ -144,7 +144,7 @@ def _system() -> Section:
         "use of the GPU (%)": r"^system/gpu\.\d+\.gpu$",
         "memory of the GPU (%)": r"^system/gpu\.\d+\.memoryAllocated$",
     }
-    panels = [
+    panels: list[Any] = [
         LinePlot(title=title, x="RelativeTime(Process)", metric_regex=name) for title, name in shown.items()
     ]
     return ws.Section(name="System", panels=panels)

@@ -124,8 +124,8 @@ def _checked(objects: list[Any]) -> int:
     """Prints where arrays are; 1 if one is nowhere, or damaged somewhere."""
     for found in objects:
         where = ", ".join(found.where) or "nowhere"
-        damaged = "".join(f"; damaged: {place}" for place in found.damaged)
-        output.print(f"{found.digest} {where}{damaged}", soft_wrap=True)
+        wrong = "".join(f"; damaged: {place}" for place in found.damaged)
+        output.print(f"{found.digest} {where}{wrong}", soft_wrap=True)
     missing = sum(not found.where for found in objects)
     damaged = sum(bool(found.damaged) for found in objects)
     errors.print(f"bench: {len(objects)} arrays, {missing} nowhere, {damaged} damaged")
