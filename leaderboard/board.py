@@ -190,21 +190,21 @@ def _manifest(directory: Path) -> layout.Submission:
     """The manifest of a submission.
 
     Raises:
-        UsageError: If there is none that can be believed; one line.
+        UsageError: If there is none that can be believed; one line, without the place of the folder.
     """
-    path = directory / layout.MANIFEST
+    slug, path = directory.name, directory / layout.MANIFEST
+    if not layout.SLUG.fullmatch(slug):
+        raise UsageError(f"{one_line(slug, 80)}: a slug holds a-z, 0-9 and hyphens")
+    if path.exists() and path.stat().st_size > _LARGEST_MANIFEST:
+        raise UsageError(f"{slug}/{layout.MANIFEST} is too large")
     try:
-        if path.stat().st_size > _LARGEST_MANIFEST:
-            raise ValueError("it is too large")
-        manifest = layout.Submission.model_validate_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{directory.name}: {layout.MANIFEST} cannot be read: {one_line(error, 120)}"
-        ) from None
-    if manifest.slug != directory.name:
-        raise UsageError(f"{directory.name}: {layout.MANIFEST} is of the slug {manifest.slug}")
+        manifest = layout.read(directory)
+    except UsageError as error:
+        raise UsageError(str(error).replace(str(path), f"{slug}/{layout.MANIFEST}")) from None
+    if manifest.slug != slug:
+        raise UsageError(f"{slug}/{layout.MANIFEST} is of the slug {manifest.slug}")
     if next(hidden(manifest.model_dump(exclude={"files"})), None) is not None:
-        raise UsageError(f"{directory.name}: {layout.MANIFEST} holds characters that are never shown")
+        raise UsageError(f"{slug}/{layout.MANIFEST} holds characters that are never shown")
     return manifest
 
 
@@ -214,8 +214,6 @@ def _gathered(board: Board, submissions: Path, store: Path, words: Mapping[str, 
     for directory in _inside(submissions):
         slug = directory.name
         try:
-            if not layout.SLUG.fullmatch(slug):
-                raise UsageError(f"{one_line(slug, 80)}: a slug holds a-z, 0-9 and hyphens")
             manifest = _manifest(directory)
         except UsageError as error:
             board.problems.append(str(error))
