@@ -290,7 +290,7 @@ def _environment() -> Environment:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _joined(records: Mapping[int, bytes | None], row: EntryRow) -> bytes:
