@@ -14,7 +14,6 @@ import os
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_all_start_methods, get_context
 from pathlib import Path
@@ -80,9 +79,9 @@ class Board:
         overall: The standing across tasks, see `_overall`.
         submissions: Manifests by slug, without their files, with the maintainers' word.
         problems: What is wrong with submissions as a whole, a line each.
-        records: Files of the records of each cell: (task, slug, method) -> paths, in order of the seeds.
+        records: Of each cell the content of its records: (task, slug, method) -> seed -> bytes.
         recorded: Tables of runs that are kept as evidence and not ranked, by the identity of their task.
-        recorded_files: Files of their records: (task, method) -> paths.
+        recorded_files: Content of their records: (task, method) -> seed -> bytes.
     """
 
     tables: dict[str, Table] = field(default_factory=dict)
@@ -93,9 +92,9 @@ class Board:
     overall: dict[str, Any] = field(default_factory=dict)
     submissions: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
-    records: dict[tuple[str, str, str], list[Path]] = field(default_factory=dict)
+    records: dict[tuple[str, str, str], dict[int, bytes | None]] = field(default_factory=dict)
     recorded: dict[str, Table] = field(default_factory=dict)
-    recorded_files: dict[tuple[str, str], list[Path]] = field(default_factory=dict)
+    recorded_files: dict[tuple[str, str], dict[int, bytes | None]] = field(default_factory=dict)
 
     @property
     def not_again(self) -> list[str]:
@@ -132,7 +131,7 @@ def build(
     beside = submissions.resolve().parent
     status = beside / STATUS
     board, words = Board(), _words(status)
-    if unknown := sorted(words.keys() - {path.name for path in _inside(submissions)}):
+    if unknown := sorted(words.keys() - set(_inside(submissions))):
         raise UsageError(f"{status} names {unknown[0]}, of which there is no submission in {submissions}")
     jobs = _gathered(board, submissions, beside / STORE, words)
     if records is not None:
@@ -178,58 +177,57 @@ def _words(status: Path) -> dict[str, Word]:
         raise UsageError(f"{status}: {one_line(error)}") from None
 
 
-def _inside(folder: Path) -> list[Path]:
-    """Directories of a folder that no link leads to, in order of their names."""
-    with suppress(OSError):
-        found = [Path(entry) for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)]
-        return sorted(path for path in found if not path.name.startswith("."))
-    return []
+def _inside(folder: str | Path) -> list[str]:
+    """Names of the directories in a folder that no link leads to, in order."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(e.name for e in entries if e.name[0] != "." and e.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
 
 
 def _manifest(directory: Path) -> layout.Submission:
     """The manifest of a submission.
 
     Raises:
-        UsageError: If there is none that can be believed; one line.
+        UsageError: If there is none that can be believed; one line, without the place of the folder.
     """
-    path = directory / layout.MANIFEST
+    slug, path = directory.name, directory / layout.MANIFEST
+    if not layout.SLUG.fullmatch(slug):
+        raise UsageError(f"{one_line(slug, 80)}: a slug holds a-z, 0-9 and hyphens")
+    if path.exists() and path.stat().st_size > _LARGEST_MANIFEST:
+        raise UsageError(f"{slug}/{layout.MANIFEST} is too large")
     try:
-        if path.stat().st_size > _LARGEST_MANIFEST:
-            raise ValueError("it is too large")
-        manifest = layout.Submission.model_validate_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{directory.name}: {layout.MANIFEST} cannot be read: {one_line(error, 120)}"
-        ) from None
-    if manifest.slug != directory.name:
-        raise UsageError(f"{directory.name}: {layout.MANIFEST} is of the slug {manifest.slug}")
+        manifest = layout.read(directory)
+    except UsageError as error:
+        raise UsageError(str(error).replace(str(path), f"{slug}/{layout.MANIFEST}")) from None
+    if manifest.slug != slug:
+        raise UsageError(f"{slug}/{layout.MANIFEST} is of the slug {manifest.slug}")
     if next(hidden(manifest.model_dump(exclude={"files"})), None) is not None:
-        raise UsageError(f"{directory.name}: {layout.MANIFEST} holds characters that are never shown")
+        raise UsageError(f"{slug}/{layout.MANIFEST} holds characters that are never shown")
     return manifest
 
 
 def _gathered(board: Board, submissions: Path, store: Path, words: Mapping[str, Word]) -> list[Job]:
     """Puts manifests and problems on the board; returns a job for every task."""
     cells: dict[str, list[tuple[Cell, str]]] = {}
-    for directory in _inside(submissions):
-        slug = directory.name
+    for slug in _inside(submissions):
         try:
-            if not layout.SLUG.fullmatch(slug):
-                raise UsageError(f"{one_line(slug, 80)}: a slug holds a-z, 0-9 and hyphens")
-            manifest = _manifest(directory)
+            manifest = _manifest(submissions / slug)
         except UsageError as error:
             board.problems.append(str(error))
             continue
         word = words.get(slug, Word())
         described = manifest.model_dump(exclude={"files"}) | {"word": word.model_dump()}
         board.submissions[slug] = cleaned(described)
-        for task, method, runs in _cells(directory):
-            files = _hashed(directory, runs, manifest.files, store)
+        for task, method, seeds in _cells(submissions / slug):
+            cell = f"{submissions}/{slug}/{task}/{method}"
+            runs, contents, digests = zip(*_hashed(cell, seeds, manifest.files, store), strict=True)
+            board.records[task, slug, method] = dict(zip(seeds, contents, strict=True))
             struck, was_repeated = word.struck, word.tier is not None
-            cell = Cell(slug, method, tuple(run for run, _ in files), struck, was_repeated)
-            board.records[task, slug, method] = [run.record for run, _ in files]
-            said = [slug, method, struck, was_repeated, [digest for _, digest in files]]
-            cells.setdefault(task, []).append((cell, json.dumps(said)))
+            said = [slug, method, struck, was_repeated, list(zip(seeds, digests, strict=True))]
+            found = Cell(slug, method, runs, struck, was_repeated)
+            cells.setdefault(task, []).append((found, json.dumps(said)))
     return _jobs("task", cells)
 
 
@@ -244,56 +242,63 @@ def _jobs(kind: str, cells: Mapping[str, Sequence[tuple[Cell, str]]]) -> list[Jo
 def _recorded(board: Board, records: Path) -> list[Job]:
     """Jobs for the runs that the project keeps as evidence, of which the records alone are read."""
     cells: dict[str, list[tuple[Cell, str]]] = {}
-    for task, method, runs in _cells(records):
-        paths = [run / "record.json" for run in runs]
-        files = tuple(RunFiles(layout.seed_of(path.parent), path, None, None) for path in paths)
-        said = json.dumps([method, *((path.parent.name, _digest(path)) for path in paths)])
+    for task, method, seeds in _cells(records):
+        paths = {seed: f"{records}/{task}/{method}/seed{seed}/record.json" for seed in seeds}
+        contents = {seed: _content(path) for seed, path in paths.items()}
+        files = tuple(RunFiles(seed, path, None, None) for seed, path in paths.items())
+        said = json.dumps([method, [(seed, _digest(content)) for seed, content in contents.items()]])
         cells.setdefault(task, []).append((Cell(layout.OURS, method, files), said))
-        board.recorded_files[task, method] = paths
+        board.recorded_files[task, method] = contents
     return _jobs("records", cells)
 
 
-def _cells(submission: Path) -> Iterator[tuple[str, str, list[Path]]]:
-    """Task, method and directories of runs, of every cell of a submission whose names are allowed."""
+def _cells(submission: Path) -> Iterator[tuple[str, str, list[int]]]:
+    """Task, method and seeds of every cell of a submission whose names are allowed."""
     for task in _inside(submission):
-        for method in _inside(task):
-            if not (layout.NAME.fullmatch(task.name) and layout.NAME.fullmatch(method.name)):
-                continue
-            runs = [run for run in _inside(method) if layout.seed_of(run) >= 0]
-            if runs:
-                yield task.name, method.name, sorted(runs, key=layout.seed_of)
+        for method in _inside(submission / task):
+            if layout.NAME.fullmatch(task) and layout.NAME.fullmatch(method):
+                seeds = [layout.seed_of(Path(name)) for name in _inside(submission / task / method)]
+                if found := sorted(seed for seed in seeds if seed >= 0):
+                    yield task, method, found
 
 
 def _hashed(
-    submission: Path, runs: Iterable[Path], files: Mapping[str, str], store: Path
-) -> list[tuple[RunFiles, str]]:
-    """The files of runs, and a digest of each run as it lies here."""
-    found = []
-    for run in runs:
-        name = run.relative_to(submission).as_posix()
-        record, arrays = run / "record.json", run / "arrays.safetensors"
-        wanted = {path.name: files.get(f"{name}/{path.name}") for path in (record, arrays)}
-        listed = wanted[arrays.name]
-        at: Path | None = arrays
-        if not arrays.exists():
-            at = store / name_of(listed) if listed else None
-        digests = {record.name: _digest(record), arrays.name: _digest(at)}
-        altered = next((file for file, is_ in digests.items() if is_ and is_ != wanted[file]), "")
-        digest = digests[arrays.name]
-        files_of_run = RunFiles(layout.seed_of(run), record, at if digest else None, digest, altered)
-        found.append((files_of_run, f"{name} {digests} {altered}"))
-    return found
+    cell: str, seeds: Iterable[int], digests: Mapping[str, str], store: Path
+) -> Iterator[tuple[RunFiles, bytes | None, str]]:
+    """Of each run its files, the content of its record, and a digest of it as it lies here.
+
+    Strings are paths here: a board may have 80,000 files. `digests` are those that the manifest names.
+    """
+    for seed in seeds:
+        record, arrays = (f"{cell}/seed{seed}/{name}" for name in ("record.json", "arrays.safetensors"))
+        listed = digests.get(_inside_submission(arrays))
+        content, at = _content(record), arrays
+        found = {"record.json": _digest(content), "arrays.safetensors": _digest(_content(arrays))}
+        if found["arrays.safetensors"] is None and listed:
+            at = str(store / name_of(listed))
+            found["arrays.safetensors"] = _digest(_content(at))
+        wanted = {"record.json": digests.get(_inside_submission(record)), "arrays.safetensors": listed}
+        altered = next((name for name, digest in found.items() if digest and digest != wanted[name]), "")
+        digest = found["arrays.safetensors"]
+        yield RunFiles(seed, record, at if digest else None, digest, altered), content, f"{found} {altered}"
 
 
-def _digest(path: Path | None) -> str | None:
-    """SHA-256 of a regular file; None if there is none."""
-    if path is None:
-        return None
+def _inside_submission(path: str) -> str:
+    """The path of a run's file as the manifest has it: from the task on."""
+    return "/".join(path.rsplit("/", 4)[1:])
+
+
+def _content(path: str) -> bytes | None:
+    """What a file holds; None if there is none."""
     try:
-        with path.open("rb", buffering=0) as file:
-            return hashlib.sha256(file.read()).hexdigest()
+        with open(path, "rb", buffering=0) as file:
+            return file.read()
     except OSError:
         return None
+
+
+def _digest(content: bytes | None) -> str | None:
+    return None if content is None else hashlib.sha256(content).hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------ computing

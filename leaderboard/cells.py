@@ -37,8 +37,8 @@ class RunFiles:
     """
 
     seed: int
-    record: Path
-    arrays: Path | None
+    record: str
+    arrays: str | None
     digest: str | None
     altered: str = ""
 
@@ -99,7 +99,7 @@ def read(files: RunFiles) -> Scored:
     if files.altered:
         return Scored(files, problem=f"{files.altered} of seed {files.seed} is not the submitted file")
     try:
-        record = Record.model_validate_json(files.record.read_bytes())
+        record = Record.model_validate_json(Path(files.record).read_bytes())
     except (OSError, pydantic.ValidationError):
         return Scored(files, problem=f"the record of seed {files.seed} cannot be read")
     if record.seed != files.seed:
@@ -135,11 +135,11 @@ def scored(run: Scored, task: Task) -> Scored:
     return replace(run, metrics=metrics, losses=losses, is_recomputed=True)
 
 
-def load(path: Path) -> Arrays:
+def load(path: str) -> Arrays:
     """The arrays of a file."""
     import safetensors.numpy
 
-    return safetensors.numpy.load(path.read_bytes())
+    return safetensors.numpy.load(Path(path).read_bytes())
 
 
 def _agree(first: float | None, second: float | None) -> bool:

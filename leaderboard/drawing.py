@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-import safetensors.numpy
 
 from bench import figures as charts
 from bench.comparison import FinishedRun
 from bench.contract import Task
+from bench.leaderboard.cells import load
 from bench.records import Record
 from bench.runner import task_of
 from bench.text import one_line
@@ -19,7 +17,7 @@ MOST = 10
 """Entries, from the top of the table, that a figure shows."""
 
 
-def figures(runs: Sequence[tuple[Record, Path]]) -> tuple[dict[str, str], list[str]]:
+def figures(runs: Sequence[tuple[Record, str]]) -> tuple[dict[str, str], list[str]]:
     """SVG by name, and what is to be said of figures that could not be drawn.
 
     Drawn are the comparison of all these runs (`Task.compare`) and the figures of the first (`Task.figures`).
@@ -50,14 +48,14 @@ def _draw(drawn: dict[str, str], said: list[str], what: str, make: Any, records:
         said.append(f"The {what} of this task could not be drawn: {one_line(error, 200)}")
 
 
-def _together(cls: type[Task], runs: Sequence[tuple[Record, Path]]) -> Any:
+def _together(cls: type[Task], runs: Sequence[tuple[Record, str]]) -> Any:
     return cls.compare([_finished(record, arrays) for record, arrays in runs]).charts
 
 
-def _finished(record: Record, arrays: Path) -> FinishedRun:
+def _finished(record: Record, arrays: str) -> FinishedRun:
     """The run as `Task.compare` takes it; its method is a name and nothing is looked up by it."""
     task = task_of(record)
-    content = safetensors.numpy.load(arrays.read_bytes())
+    content = load(arrays)
     return FinishedRun(
         task=task,
         task_name=record.task.name,

@@ -161,7 +161,7 @@ def _task(candidates: Iterable[Candidate]) -> tuple[Task, Any]:
     runs = [run for c in candidates for run in c.runs if run.record is not None]
     if not runs:
         raise BenchError("no record of this task can be read")
-    preferred = sorted(runs, key=lambda run: run.files.record.parts[-5] != OURS)
+    preferred = sorted(runs, key=lambda run: run.files.record.split("/")[-5] != OURS)
     first = make(preferred[0])
 
     def safe(run: Scored) -> Task:

@@ -151,7 +151,7 @@ def test_what_is_not_ranked_is_shown_with_its_reason(site):
         "seeds: 1; the task asks for 3",
     ):
         assert said in text
-    assert "broken: submission.json cannot be read" in "".join(Page(site / "index.html").text)
+    assert "broken/submission.json is no submission of schema 1" in "".join(Page(site / "index.html").text)
     struck = re.findall(r"<s><a[^>]*>([^<]+)</a></s>", (site / "tasks" / f"{identity(0)}.html").read_text())
     assert {"better-than-all (gone)", "method+rate=0.2 (older)"} <= set(struck)
 
@@ -311,7 +311,7 @@ def test_build_says_what_it_could_not_show(tmp_path, capsys):
     assert built(tmp_path, example().submissions) == 1
     out, err = capsys.readouterr()
     assert out == f"{tmp_path / 'site' / 'index.html'}\n"
-    assert "broken: submission.json cannot be read" in err
+    assert "broken/submission.json is no submission of schema 1" in err
     assert "=cmd (hostile) on boards.Simulated00: the record of seed 2 cannot be read" in err
     assert "Traceback" not in err
 

@@ -199,12 +199,12 @@ class Site:
             yield f"evidence/{name}.html", self._page("evidence", 1, name=name, tables=tables)
             yield f"evidence/{name}.json", _json(tables)
             yield f"evidence/{name}.csv", _csv_of(tables)
-        for (task, method), paths in sorted(self.board.recorded_files.items()):
+        for (task, method), records in sorted(self.board.recorded_files.items()):
             known = {row["folder"]: row for row in self.board.recorded[task]["entries"]}
-            yield f"runs/{task}/records/{method}.json", _joined(paths, known[method])
-        for (task, slug, folder_), paths in sorted(self.board.records.items()):
+            yield f"runs/{task}/records/{method}.json", _joined(records, known[method])
+        for (task, slug, folder_), records in sorted(self.board.records.items()):
             row = self._rows[slug, folder_][task]
-            yield self.records(task, row), _joined(paths, row)
+            yield self.records(task, row), _joined(records, row)
 
     def _page(self, template: str, depth: int, **values: Any) -> str:
         return self.environment.get_template(f"{template}.html.j2").render(root="../" * depth, **values)
@@ -290,13 +290,13 @@ def _environment() -> Environment:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def _joined(paths: Sequence[Path], row: EntryRow) -> bytes:
+def _joined(records: Mapping[int, bytes | None], row: EntryRow) -> bytes:
     """The records of an entry on a task as one JSON list, as they were handed in, but for unreadable ones."""
     known = {run["seed"] for run in row["runs"] if run["status"] != "unreadable"}
-    found = [path.read_bytes().strip() for path in paths if int(path.parent.name[4:]) in known]
+    found = [content.strip() for seed, content in records.items() if content and seed in known]
     return b"[\n" + b",\n".join(found) + b"\n]\n"
 
 
