@@ -358,7 +358,10 @@ def _overall(cache: Cache, found: Mapping[tuple[str, str], tuple[Computed, str]]
 
     A row that is not complete has no ranks, and says of how many tasks it has a score.
     """
-    standings, anchors, left_out, keys = {}, {}, {}, []
+    standings: dict[str, Standing] = {}
+    anchors: dict[str, tuple[str, str]] = {}
+    left_out: dict[str, str] = {}
+    keys: list[str] = []
     for (kind, task), (computed, key) in sorted(found.items()):
         table = computed.table
         if kind != "task" or not table["is_ranked"]:
@@ -366,7 +369,8 @@ def _overall(cache: Cache, found: Mapping[tuple[str, str], tuple[Computed, str]]
         if computed.standing is None or not (table["baseline"] and table["reference"]):
             left_out[task] = table["problem"] or "the task names no baseline and reference"
             continue
-        standings[task], keys = computed.standing, [*keys, key]
+        standings[task] = computed.standing
+        keys.append(key)
         anchors[task] = table["baseline"], table["reference"]
     if not standings:
         return {"rows": [], "tasks": [], "left_out": left_out}
@@ -388,9 +392,10 @@ def _overall(cache: Cache, found: Mapping[tuple[str, str], tuple[Computed, str]]
                 "scores": scores,
             }
         )
-    made = {"rows": rows, "tasks": sorted(whole.scores), "left_out": dict(whole.left_out)}
+    unscaled = dict(whole.left_out)
+    made = {"rows": rows, "tasks": sorted(whole.scores), "left_out": unscaled}
     cache.write(key, made)
-    return made | {"left_out": made["left_out"] | left_out}
+    return made | {"left_out": unscaled | left_out}
 
 
 def _limits(interval: Interval | None) -> list[float | None]:

@@ -91,7 +91,7 @@ class Cache:
             np.savez(content, low=standing.low, high=standing.high, names=np.array(evidence.names), **arrays)
             with suppress(OutputError):
                 write(self._folder / f"{key}.npz", content.getvalue())
-        kept = {"table": computed.table, "pairs": computed.pairs, "figures": computed.figures}
+        kept: dict[str, Any] = {"table": computed.table, "pairs": computed.pairs, "figures": computed.figures}
         kept["has_standing"] = standing is not None
         self.write(key, kept)
 
@@ -108,11 +108,9 @@ _EVIDENCE = ("means", "seeds", "freedom", "noise", "paired", "share")
 
 def _standing(table: Table, arrays: Mapping[str, np.ndarray]) -> Standing:
     """A standing as it was before it was kept."""
-    evidence = Evidence(
-        tuple(map(str, arrays["names"])),
-        *(arrays[name] for name in _EVIDENCE[:-1]),
-        share=float(arrays["share"]),
-    )
+    means, seeds, freedom, noise, paired = (arrays[name] for name in _EVIDENCE[:-1])
+    share = float(arrays["share"])
+    evidence = Evidence(tuple(map(str, arrays["names"])), means, seeds, freedom, noise, paired, share)
     places = []
     for row in table["entries"]:
         cell = None

@@ -38,13 +38,21 @@ class Pair(TypedDict, total=False):
     classes: list[list[Any]]
 
 
-def counted(standing: Standing) -> dict[str, Any]:
+class Counts(TypedDict):
+    """Pairs of ranked entries: all, the separated ones, and the most clearly separated one."""
+
+    separated: int
+    compared_pairs: int
+    widest: dict[str, Any] | None
+
+
+def counted(standing: Standing) -> Counts:
     """How many pairs of ranked entries there are, how many are separated, and which is so most clearly."""
     names, k = _names(standing), len(standing.low)
     first, second = np.triu_indices(k, 1)
     low, high = standing.low[first, second], standing.high[first, second]
     is_separated = (low > 0) | (high < 0)
-    widest = None
+    widest: dict[str, Any] | None = None
     if is_separated.any():
         half, nearest = (high - low) / 2, np.maximum(low, -high)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -52,7 +60,7 @@ def counted(standing: Standing) -> dict[str, Any]:
         at = int(clearness.argmax())
         if clearness[at] > 0:
             i, j = int(first[at]), int(second[at])
-            widest = _difference(standing, names[i], names[j]) | {"clearness": float(clearness[at])}
+            widest = dict(_difference(standing, names[i], names[j])) | {"clearness": float(clearness[at])}
     return {"separated": int(is_separated.sum()), "compared_pairs": len(first), "widest": widest}
 
 
@@ -77,7 +85,7 @@ def pair(
         higher_is_better: Direction of the metric.
         labels: Class of each test example `[N]`; None if there are none.
     """
-    found = Pair(**_difference(standing, first, second))
+    found = _difference(standing, first, second)
     evidence = standing.evidence
     if evidence is None or not evidence.share or evidence.paired.shape[1] < 3:
         return found
@@ -93,7 +101,7 @@ def pair(
     if reach > 0:
         edges = np.linspace(-reach, reach, _BINS + 1)
         found["counts"] = np.histogram(np.clip(away, -reach, reach), edges)[0].tolist()
-    classes = [] if labels is None else np.unique(labels)
+    classes = np.unique([] if labels is None else labels)
     if 1 < len(classes) <= _MOST_CLASSES and labels is not None:
         found["classes"] = [
             [int(c), int((labels == c).sum()), float(away[labels == c].mean())] for c in classes
@@ -116,14 +124,14 @@ def _names(standing: Standing) -> list[str]:
     return [place.name for place in standing.places if place.ranks]
 
 
-def _difference(standing: Standing, first: str, second: str) -> dict[str, Any]:
+def _difference(standing: Standing, first: str, second: str) -> Pair:
     interval = standing.difference(first, second)
     low, high = (float(x) if math.isfinite(x) else None for x in interval[1:3])
-    return {
-        "first": first,
-        "second": second,
-        "centre": float(interval.centre),
-        "low": low,
-        "high": high,
-        "verdict": interval.sign(),
-    }
+    return Pair(
+        first=first,
+        second=second,
+        centre=float(interval.centre),
+        low=low,
+        high=high,
+        verdict=interval.sign(),
+    )

@@ -96,7 +96,7 @@ def row(candidate: Candidate, place: Place, spec: Spec) -> EntryRow:
     """The row of an entry."""
     record, cell, interval = candidate.record, candidate.cell, place.cell
     struck = cell.struck.partition(":")[0]
-    metrics = {}
+    metrics: dict[str, list[float | None]] = {}
     for name in spec.metrics:
         values = [v for run in candidate.runs if (v := run.metrics.get(name)) is not None]
         metrics[name] = [finite(x) for x in student(values)[:3]] if values else [None, None, None]

@@ -76,8 +76,8 @@ def compute(identity: str, cells: Sequence[Cell], figures: bool = True) -> Compu
         data_digest=protocol[1],
         basis=_basis(standing, spec, some),
         entries=[row(by_name[place.name], place, spec) for place in places],
-        **pairing.counted(standing),
     )
+    table |= pairing.counted(standing)
     labels = _labels(by_name, standing)
     anchors = [name for name in (table["reference"],) if name]
     pairs = pairing.pairs(standing, anchors, higher, labels)
@@ -197,8 +197,8 @@ def _ranked(candidates: list[Candidate], spec: Spec) -> tuple[list[Candidate], S
         if candidate.why:
             return candidate.why
         odd = [run for run in candidate.runs if run.losses is not None and run.losses.shape != usual]
-        if odd:
-            return f"seed {odd[0].files.seed} has {len(odd[0].losses)} test examples, others {usual[0]}"
+        if odd and usual and (losses := odd[0].losses) is not None:
+            return f"seed {odd[0].files.seed} has {len(losses)} test examples, others {usual[0]}"
         return ""
 
     def contradiction(candidate: Candidate) -> str:

@@ -315,9 +315,10 @@ def _csv_of(tables: Sequence[Table]) -> str:
 def _csv_of_task(table: Table) -> str:
     header = ["first rank", "last rank", "tie group", "entry", "method", "slug", "status"]
     header += [table["metric"], "low", "high", "seeds", "tier", "seconds", "settings", "why"]
+    nowhere: list[Any] = [None, None]
     rows = [
         [
-            *(row["ranks"] or [None, None]),
+            *(row["ranks"] or nowhere),
             *(row["group"], row["name"], row["method"], row["slug"], row["status"]),
             *(row["mean"], row["low"], row["high"]),
             *(row["seeds"], row["tier"], row["seconds"], row["tuning"], row["why"]),
