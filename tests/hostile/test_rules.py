@@ -1,4 +1,4 @@
-"""The rules under which files of strangers are read, each with the tests that cover it.
+"""The rules of the leaderboard, from strangers' files to the page, each with the tests that cover it.
 
 A rule without a test fails here, and so do a case of the corpus that no rule names and a test that is gone.
 """
@@ -235,6 +235,92 @@ RULES: dict[str, dict[str, tuple[str, ...]]] = {
             "test_every_code_is_reached",
             "test_command_refuses_by_structure",
             "test_command_refuses_by_scores_and_says_so_last",
+        ),
+    },
+    "pages escape everything, literally, and miss nothing silently": {
+        "test_site.py": (
+            "test_nothing_of_a_stranger_becomes_markup",
+            "test_negative_control_unescaped_templates_are_caught",
+            "test_templates_escape_literally",
+        ),
+    },
+    "pages have a policy of contents, and links outside are https and give nothing away": {
+        "test_site.py": (
+            "test_every_page_has_the_policy",
+            "test_links_outside_are_https_and_give_nothing_away",
+        ),
+        "test_site_browser.py": ("test_the_policy_holds",),
+    },
+    "cells of CSV are no formulas": {
+        "test_site.py": ("test_no_cell_is_a_formula", "test_csv_of_the_example_holds_no_formula"),
+    },
+    "names on pages are composed and hide nothing": {
+        "test_board.py": ("test_names_are_composed", "test_hidden_characters_in_a_manifest_are_refused"),
+    },
+    "one bad submission never stops the board": {
+        "test_board.py": ("test_a_broken_submission_is_a_line_and_the_others_stay",),
+        "test_site.py": ("test_build_says_what_it_could_not_show",),
+    },
+    "pages need no network and no script, on a phone, for axe, by keyboard, in the dark and on paper": {
+        "test_site_browser.py": (
+            "test_pages_need_no_network_and_break_no_policy",
+            "test_the_order_of_the_table_is_the_rankings_with_and_without_scripts",
+            "test_filter_leaves_the_rows_that_hold_all_words",
+            "test_no_page_scrolls_sideways_on_a_phone",
+            "test_axe_finds_nothing",
+            "test_the_keyboard_reaches_the_content_first_and_shows_where_it_is",
+            "test_dark_is_dark_and_print_is_plain",
+        ),
+    },
+    "every number links to its record, JSON and CSV lie beside every table, a rebuild has the same bytes": {
+        "test_site.py": (
+            "test_every_value_leads_to_its_seeds_and_these_to_their_records",
+            "test_json_beside_a_table_is_what_compare_reads",
+            "test_built_again_from_nothing_and_from_the_cache_the_bytes_are_the_same",
+        ),
+    },
+    "statistics are computed once, in Python": {
+        "test_board.py": ("test_order_intervals_ranks_and_groups_are_the_rankings",),
+    },
+    "cells are t intervals, none below three seeds": {
+        "test_ranking.py": (
+            "test_a_cell_is_the_mean_over_seeds_with_students_interval",
+            "test_two_seeds_and_their_copies_are_two_seeds",
+        ),
+    },
+    "within a task entries are paired on examples, and intervals hold what they promise": {
+        "test_ranking.py": (
+            "test_two_entries_with_losses_by_hand",
+            "test_cells_and_ranks_hold_the_truth",
+            "test_ranks_hold_where_losses_are_skewed",
+            "test_five_standard_errors_are_seen",
+            "test_noise_is_no_win",
+        ),
+    },
+    "ranks are intervals with tie groups; across tasks anchors, which no rival moves, complete rows only": {
+        "test_ranking.py": (
+            "test_ties_are_never_parted_and_ranks_agree_with_groups",
+            "test_no_rival_moves_a_score",
+            "test_only_complete_rows_are_compared",
+        ),
+    },
+    "None is last in both directions; diverged seeds count and are shown": {
+        "test_ranking.py": (
+            "test_none_is_last_in_both_directions",
+            "test_a_diverged_seed_is_counted_and_never_ranked",
+        ),
+        "test_site_browser.py": ("test_what_is_missing_is_last_in_both_directions",),
+        "test_board.py": ("test_a_diverged_seed_is_shown_and_never_ranked",),
+    },
+    "withdrawn and superseded entries stay visible": {
+        "test_board.py": ("test_withdrawn_and_superseded_are_struck_out_and_stay",),
+    },
+    "a logger's run is one per seed, ends with its exit code, and goes on where it stopped": {
+        "test_wandb_run.py": (
+            "test_two_seeds_of_one_process_are_two_runs_of_a_group",
+            "test_two_processes_are_one_run",
+            "test_a_crash_has_its_exit_code",
+            "test_a_stopped_run_goes_on_in_the_same_run",
         ),
     },
 }
