@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -91,7 +90,6 @@ def test_page_shows_the_ranking_without_a_network(built):
         browser.close()
 
 
-def test_the_first_compare_page_is_there(built):
+def test_neighbours_have_compare_pages(built):
     folder, _ = built
     assert len(list((folder / "site" / "compare" / TASK).glob("*.html"))) >= 2
-    assert shutil.which("chromium") is None or (folder / "site" / "index.html").stat().st_size > 1000
