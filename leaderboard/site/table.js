@@ -32,7 +32,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
     });
   }
 
-  if (!table.classList.contains("filtered") || body.rows.length < 4) continue;
+  if (!table.classList.contains("filtered") || body.rows.length < 3) continue;
   const label = document.createElement("label");
   const input = document.createElement("input");
   const count = document.createElement("output");
