@@ -99,7 +99,8 @@ def row(candidate: Candidate, place: Place, spec: Spec) -> EntryRow:
     metrics: dict[str, list[float | None]] = {}
     for name in spec.metrics:
         values = [v for run in candidate.runs if (v := run.metrics.get(name)) is not None]
-        metrics[name] = [finite(x) for x in student(values)[:3]] if values else [None, None, None]
+        with np.errstate(over="ignore"):  # some metrics of some runs are as large as numbers get
+            metrics[name] = [finite(x) for x in student(values)[:3]] if values else [None, None, None]
     seconds = [run.record.seconds for run in candidate.runs if run.record is not None]
     return EntryRow(
         name=place.name,
