@@ -19,7 +19,8 @@ LOOKS = {"light": (1280, 900, "light"), "dark": (1280, 900, "dark"), "narrow": (
 
 def pages(site: Path) -> dict[str, Path]:
     """The pages that are shown: of several tasks and pairs the first that is ranked."""
-    compared = sorted((site / "compare").glob("*/*.html"))
+    every = sorted((site / "compare").glob("*/*.html"))
+    compared = [path for path in every if "Example by example" in path.read_text()] or every
     task = compared[0].parent.name
     return {
         "index": site / "index.html",

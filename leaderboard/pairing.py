@@ -19,8 +19,9 @@ _MOST_CLASSES = 30
 class Pair(TypedDict, total=False):
     """First minus second. `better`, `equal` and `worse` count examples by who has the better mean over seeds.
 
-    `counts` are of a histogram of the differences over `[-reach, reach]`, whose end bins hold what lies
-    beyond. `classes` has rows (class, examples, mean difference).
+    `unit` says what an example is: a test example, or a split. `counts` are of a histogram of the
+    differences over `[-reach, reach]`, whose end bins hold what lies beyond. `classes` has rows (class,
+    examples, mean difference).
     """
 
     first: str
@@ -29,6 +30,7 @@ class Pair(TypedDict, total=False):
     low: float | None
     high: float | None
     verdict: int
+    unit: str
     examples: int
     better: int
     equal: int
@@ -94,6 +96,9 @@ def pair(
     tiny = 1e-12 * max(1.0, float(np.abs(away).max()))
     signed = away if higher_is_better else -away
     reach = float(np.quantile(np.abs(away), 0.99)) or float(np.abs(away).max())
+    # Overlapping splits tell less than as many examples would.
+    is_split = not math.isclose(evidence.share * len(away), 1)
+    found["unit"] = "split" if is_split else "test example"
     found["examples"] = len(away)
     found["better"], found["worse"] = int((signed > tiny).sum()), int((signed < -tiny).sum())
     found["equal"] = len(away) - found["better"] - found["worse"]

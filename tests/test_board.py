@@ -11,6 +11,7 @@ from boards import Maker, example, identity, task_names
 
 from bench.errors import UsageError
 from bench.leaderboard import board as boarding
+from bench.leaderboard import pairing
 from bench.leaderboard.ranking import Entry, Run, across, rank
 
 
@@ -130,6 +131,18 @@ def test_compare_pages_count_who_is_better_on_each_example(maker, build):
 
 
 # -------------------------------------------------------------------------------------- what is not, and why
+
+
+def test_splits_are_not_called_examples():
+    values = np.random.default_rng(0).normal(size=(2, 20))
+    splits = [Entry(name, [Run(float(x)) for x in row]) for name, row in zip("ab", values, strict=True)]
+    examples = [
+        Entry(name, [Run(float(row.mean()), row, f"{name}{seed}") for seed in range(3)])
+        for name, row in zip("ab", values, strict=True)
+    ]
+    for entries, ratio, unit in ((splits, 1 / 9, "split"), (examples, None, "test example")):
+        (pair,) = pairing.pairs(rank(entries, True, ratio), [], True, None)
+        assert (pair["unit"], pair["examples"]) == (unit, 20)
 
 
 def test_a_diverged_seed_is_shown_and_never_ranked(maker, build):
