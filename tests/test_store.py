@@ -1,6 +1,8 @@
 """Where arrays of submissions live: in a folder, and on a real S3 server of this machine."""
 
+import subprocess
 import sys
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -10,6 +12,7 @@ from bench import cli
 from bench.errors import BenchError, UsageError
 from bench.leaderboard import store
 
+MAIN = Path(__file__).resolve().parent.parent
 CONTENT = {f"t/m/seed{seed}": bytes([seed]) * 1000 for seed in range(3)}
 """Run -> the bytes of its arrays, which the store never reads."""
 DIGESTS = {run: store.sha256(content) for run, content in CONTENT.items()}
@@ -259,3 +262,12 @@ def test_what_is_committed_is_what_its_name_says():
         assert store.sha256(path.read_bytes()) == path.stem
         assert path == store.STORE / store.name_of(path.stem)
         assert path.stem in known
+
+
+def test_what_is_committed_stays_small():
+    """docs/decisions.md says what takes the room."""
+    found = subprocess.run(["git", "ls-files", "-z"], cwd=MAIN, capture_output=True, check=False)
+    if found.returncode:
+        pytest.skip("not in a git repository")
+    paths = (MAIN / name for name in found.stdout.decode().split("\0") if name)
+    assert sum(path.lstat().st_size for path in paths if path.exists()) < 150e6
