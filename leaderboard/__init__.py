@@ -1,1 +1,1 @@
-"""Committed records and, with them, the evidence behind every number that the project shows."""
+"""The leaderboard: submissions, how they are checked, ranked and shown, and the records behind the docs."""
