@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import bench
 from bench import cli, records, registry, sweep
 from bench.data import array_digest
 from bench.errors import BenchError, UsageError
+from bench.methods.map import MAP
 from bench.plan import Plan
 from bench.settings import build
 
@@ -127,7 +129,8 @@ def test_sweep_reads_back_without_importing(run):
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 def test_own_code_runs_where_the_user_names_it(run, call, command):
     """The control of the laws above: what leaves no trace there leaves one here."""
-    change(run, method={"name": "payload:Evil", "identity": "payload.Evil"})
+    untuned = asdict(build(MAP.settings_class, {}, "method"))  # what was searched for map is not this class's
+    change(run, method={"name": "payload:Evil", "identity": "payload.Evil", "settings": untuned})
     code, _, err = call(command, "--import", "payload:Evil")
     assert Path("executed").exists()
     assert code == (2 if command[0] == "reference" else 0), err
