@@ -147,7 +147,10 @@ REFUSED = {
     "does not say": (lambda run: change(run, diagnostics={}), "does not say whether it mixed"),
     "smoke": (lambda run: change(run, preset="smoke"), "is a smoke run"),
     "dirty": (lambda run: change(run, provenance={"dirty": True}), "was made from changed source"),
-    "outside git": (lambda run: change(run, provenance={"commit": None}), "outside a git repository"),
+    "outside git": (
+        lambda run: change(run, provenance={"commit": None, "source_hash": "0" * 64}),
+        "outside a git repository",
+    ),
     "failed": (lambda run: change(run, status="failed", reason="failed: E"), "a defect is no evidence"),
     "diverged": (diverge, "diverged: a reference needs a completed run"),
     "tampered": (tamper, "the metrics of the record are not those of its arrays"),
