@@ -324,7 +324,7 @@ def test_seconds_are_those_of_all_starts(tmp_path):
 
         def stop(event, values, step=step):
             if event == "log":
-                time.sleep(0.2)  # seconds of the run, beside which those of its setting up are few
+                time.sleep(0.5)  # seconds of the run, beside which those of its setting up are few
                 if values["step"] == step:
                     raise KeyboardInterrupt
 
