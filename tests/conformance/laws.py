@@ -619,19 +619,19 @@ def stopped_epoch_goes_on(case: Case, folder: Path) -> None:
     expected = engine.fit(case.problem, budget)
 
     class Stops(case.cls):
-        taken = 0
+        steps_seen = 0
 
         def training_step(self, batch: Batch, batch_idx: int) -> Any:
-            self.taken += 1
-            if self.taken == 7:  # the third of four steps of the second epoch
+            self.steps_seen += 1
+            if self.steps_seen == 7:  # the third of four steps of the second epoch
                 raise StoppedError
             return super().training_step(batch, batch_idx)
 
     with pytest.raises(StoppedError):
         replace(case, cls=Stops).fit(budget=budget, checkpoints=folder, checkpoint_seconds=0)
-    Stops.taken = 100
+    Stops.steps_seen = 100
     resumed = replace(case, cls=Stops).fit(budget=budget, checkpoints=folder)
-    assert resumed.taken == 100 + engine.fits[0]["steps"] - 6, "the steps trained after the stop"
+    assert resumed.steps_seen == 100 + engine.fits[0]["steps"] - 6, "the steps trained after the stop"
     assert resumed.history == expected.history
     for name, value in expected.state_dict().items():
         assert_close(resumed.state_dict()[name], value, rtol=0, atol=0)
