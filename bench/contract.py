@@ -13,13 +13,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal, Protocol
+from functools import partial
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bench.comparison import Comparison, FinishedRun, of_metrics
+from bench.errors import UsageError
 from bench.hooks import Hooks
 from bench.predictions import Prediction
 from bench.problem import JOINT as JOINT
@@ -78,6 +80,32 @@ class Method(Hooks, ABC):
     fastest: ClassVar[tuple[Literal["compiled", "stacked"], ...]] = ()
     """Ways of training that were measured to be faster on a CPU, the fastest first: a long fit with
     `loss_terms` compiled; several fits stacked side by side. Empty: one after another, as written."""
+
+    @classmethod
+    def parameters_per_weight(cls, settings: Any) -> float | None:
+        """How many numbers training optimises per weight of the network, at least 1.
+
+        None: no fixed multiple. Not counted are what is computed from the trained (a curvature, moments of
+        iterates), draws, other members of an ensemble, and a generator of data.
+        """
+        return 1.0
+
+    @classmethod
+    def made_for(cls, problem: Problem, settings: Any, start: Self | None = None) -> Self:
+        """An unfitted instance, with a network of its width if the problem has `equal_parameters`.
+
+        Raises:
+            UsageError: If the method cannot infer the problem, or has no width.
+        """
+        if problem.equal_parameters:
+            multiple = cls.parameters_per_weight(settings)
+            if multiple is None:
+                raise UsageError(
+                    f"{cls.__module__.rpartition('.')[2]} cannot be compared at equal numbers of parameters, "
+                    "which are no fixed multiple of its network's: take another method"
+                )
+            problem = replace(problem, network=partial(problem.network, width=multiple**-0.5))
+        return cls(problem, settings, start)
 
     # Of one fitted or unfitted instance: may depend on its settings.
     trains: bool = True

@@ -89,8 +89,14 @@ class Stored(ABC):
 class NetworkFactory(Protocol):
     """Makes a fresh plain module; its initial weights come from torch's global generator."""
 
-    def __call__(self, dropout: float = 0.0) -> nn.Module:
-        """A fresh network with dropout rate `dropout`, a fraction from 0 to below 1."""
+    def __call__(self, dropout: float = 0.0, width: float = 1.0) -> nn.Module:
+        """A fresh network.
+
+        Args:
+            dropout: Rate of dropout, a fraction from 0 to below 1.
+            width: The network has, as nearly as whole channels allow, width^2 times the parameters of width
+                1. Given for problems with `equal_parameters` alone: other factories need not take it.
+        """
 
 
 @dataclass(frozen=True)
@@ -98,7 +104,9 @@ class Problem:
     """What a task poses: a model and data.
 
     `train` and `val` hold examples `(input, target)` or `(input, target, weight)`, or `Stored` ones.
-    `num_train` is the number of examples that the likelihood counts (rows, not their weights).
+    `num_train` is the number of examples that the likelihood counts (rows, not their weights). With
+    `equal_parameters` methods are compared at equal numbers of trained parameters: one that trains k per
+    weight gets a network of width k^-1/2 (`bench.contract.Method.made_for`).
     """
 
     network: NetworkFactory
@@ -107,6 +115,7 @@ class Problem:
     train: TensorDataset | Stored
     val: TensorDataset | Stored | None
     num_train: int
+    equal_parameters: bool = False
 
 
 @dataclass(frozen=True)

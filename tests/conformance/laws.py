@@ -668,6 +668,23 @@ def patience_keeps_the_best_epoch(case: Case, patience: int = 3) -> None:
     assert kept < nlls[-1]
 
 
+@law
+def parameters_are_counted(case: Case) -> None:
+    """`parameters_per_weight` is what the optimiser gets per weight; a method without one says None.
+
+    Parameters of the likelihood do not count; nor do up to 5% beside those that go by weights.
+    """
+    method = case.cls(case.problem, case.settings)
+    noise = {id(p) for p in method.likelihood.parameters()}
+    trained = sum(p.numel() for p in method.parameters() if p.requires_grad and id(p) not in noise)
+    found = trained / sum(p.numel() for p in method.network.parameters())
+    said = case.cls.parameters_per_weight(case.settings)
+    if said is None:
+        assert found > 1, f"{found:.3g} per weight are no more than the network's own"
+    else:
+        assert said == pytest.approx(max(found, 1), rel=0.05), f"says {said:.3g} per weight, has {found:.3g}"
+
+
 # ----------------------------------------------------------------------------------------------- settings
 
 
