@@ -238,9 +238,7 @@ class GradientVariance(Task):
             scales = {tuple(run.task.scales) for of in lines.values() for run in of.values()}
             sizes = {int(arrays["weights"][0]) for of in found.values() for arrays in of}
             if len(scales) > 1 or len(sizes) > 1:
-                raise UsageError(
-                    f"{task}: the runs measured at other sigmas or other layers; draw them apart"
-                )
+                raise UsageError(f"{task}: the runs differ in their sigmas or their layer; draw them apart")
             charts[f"{task}-variance"] = chart(np.array(*scales), found, [task])
             for line, of in lines.items():
                 sentences += [f"{task}, {line}: {said}" for said in claims([*of.values()])]
