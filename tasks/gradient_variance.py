@@ -80,6 +80,8 @@ class Settings:
     """Pairs of draws at every sigma, at least 2."""
     steps_per_decade: Count = 2
     """Values of sigma per power of ten, at least 1."""
+    fresh_batches: bool = False
+    """Every draw has a batch of its own, so that the variance is also that between batches."""
 
 
 class GradientVariance(Task):
@@ -140,12 +142,13 @@ class GradientVariance(Task):
     # ---- protocol
 
     def problem(self) -> Problem:
-        """The batch: the first training images, standardised."""
-        count, images = self.settings.batch_size, self.images
-        inputs = active.standardise(self.settings.dataset, images.train_inputs[:count])
+        """The first training images, standardised: those of the batch, or of all batches."""
+        own, images = self.settings, self.images
+        count = own.batch_size * (2 * own.pairs if own.fresh_batches else 1)
+        inputs = active.standardise(own.dataset, images.train_inputs[:count])
         train = TensorDataset(inputs, images.train_labels[:count])
-        quarter = self.settings.channels // 4
-        widths = (quarter, 2 * quarter, self.settings.channels, self.settings.channels)
+        quarter = own.channels // 4
+        widths = (quarter, 2 * quarter, own.channels, own.channels)
         network = partial(gradients.convolutional, inputs.shape[-1], widths, data.CLASSES)
         return Problem(network, likelihoods.Categorical(), priors.normal(0, 1), train, None, len(train))
 
@@ -171,9 +174,10 @@ class GradientVariance(Task):
         """What is measured at one sigma."""
         method.set_scale(sigma)
         name, count = gradients.last_convolution(method.network), self.settings.pairs
-        batch = Batch(*self.problem().train[:])
-        # The same noise at every sigma: ratios of variances are of the same draws.
-        scatter = gradients.scatter(method, batch, name, count, engine.generator("noise"))
+        parts = zip(*(t.split(self.settings.batch_size) for t in method.problem.train.tensors), strict=True)
+        batches = [Batch(*part) for part in parts]
+        # The same batches and noise at every sigma: ratios of variances are of the same draws.
+        scatter = gradients.scatter(method, batches, name, count, engine.generator("noise"))
         return vars(scatter) | {
             "distances": gradients.distances(
                 method, name, count, engine.generator("distances", f"{sigma:.3g}")
@@ -229,7 +233,7 @@ class GradientVariance(Task):
         """The same for several lines, and whether their variances rise as the source says.
 
         Raises:
-            UsageError: If a run is given twice, or runs of a task measured at other sigmas or other layers.
+            UsageError: If a run is given twice, or the runs of a task differ in their sigmas or their layer.
         """
         charts: dict[str, Any] = {}
         sentences: list[str] = []

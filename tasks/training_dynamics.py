@@ -171,9 +171,8 @@ class TrainingDynamics(Task):
         if len(method.history) % own.every:
             return {}
         name, few = gradients.last_convolution(method.network), own.batch_size
-        scatter = gradients.scatter(
-            method, Batch(batch.inputs[:few], batch.targets[:few]), name, own.pairs, generator
-        )
+        first = Batch(batch.inputs[:few], batch.targets[:few])
+        scatter = gradients.scatter(method, [first], name, own.pairs, generator)
         predicted = method.predict(batch.inputs, own.samples, generator).average().argmax(1)
         means, variances = method.moments()
         weights = sum(mean.numel() for mean in means.values())

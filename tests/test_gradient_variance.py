@@ -46,7 +46,7 @@ def untrained(cls, problem, seed=0):
 def scattered(method, num_pairs=200, seed=2):
     """Gradients of the weights of the linear layer."""
     batch = Batch(*method.problem.train.tensors)
-    return gradients.scatter(method, batch, "weight", num_pairs, torch.Generator().manual_seed(seed))
+    return gradients.scatter(method, [batch], "weight", num_pairs, torch.Generator().manual_seed(seed))
 
 
 def closed_form(method, family):
@@ -108,6 +108,28 @@ def test_more_samples_divide_the_variance():
 
     method = untrained(Four, linear_problem())
     assert_mean_is(torch.from_numpy(scattered(method).variances), closed_form(method, "mfvi")[0] / 4)
+
+
+def test_batches_in_turn_add_the_variance_between_them():
+    """The batches are two halves of the data, whose expected gradients differ: by the law of total variance.
+
+    Entry by entry the pair (g1, g2) of the halves has E|g1 - g2|^2 / 2 = mean variance + |E g1 - E g2|^2 / 2.
+    False alarm: 7e-6.
+    """
+    problem = linear_problem()
+    method = untrained(mfvi.MFVI, problem)
+    batches = [Batch(*(t[rows] for t in problem.train.tensors)) for rows in (slice(0, 6), slice(6, 12))]
+    found = gradients.scatter(method, batches, "weight", 200, torch.Generator().manual_seed(4))
+    within, centres = [], []
+    mean, bias = (p.detach().double() for p in method.network.parameters())
+    for inputs, targets, _ in batches:
+        x, y = inputs.double(), targets.double()
+        to_weight, to_bias = x.T @ x / (6 * NOISE**2), x.sum(0) / (6 * NOISE**2)
+        within.append(SIGMA**2 * (to_weight.square().sum() + to_bias.square().sum()).item() / INPUTS)
+        centres.append(to_weight @ mean[0] + to_bias * bias - (x.T @ y)[:, 0] / (6 * NOISE**2))
+    between = (centres[0] - centres[1]).square().mean().item() / 2
+    assert between > 0.1 * sum(within)
+    assert_mean_is(torch.from_numpy(found.variances), sum(within) / 2 + between)
 
 
 @pytest.mark.parametrize(
@@ -283,6 +305,12 @@ def test_run_measures_an_untrained_network_at_every_sigma(family):
     assert arrays["cosines"][0] == pytest.approx(1, abs=1e-4)
     scores = task.score(arrays)
     assert scores["distance"] == pytest.approx(24 if family == "mfvi" else 1, rel=0.7)
+
+
+def test_fresh_batches_are_as_many_as_draws():
+    task = make(batch_size=6, pairs=3, fresh_batches=True)
+    assert len(task.problem().train) == 36
+    assert len(make(batch_size=6, pairs=3).problem().train) == 6
 
 
 def test_method_without_noise_at_its_start_is_refused():

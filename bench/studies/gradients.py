@@ -12,8 +12,9 @@ Shapes: P pairs of draws, B examples of a batch, D weights of the layer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
 import torch
@@ -78,21 +79,24 @@ class Scatter:
     cosines: np.ndarray
 
 
-def scatter(method: Method, batch: Batch, name: str, num_pairs: int, generator: torch.Generator) -> Scatter:
+def scatter(
+    method: Method, batches: Iterable[Batch], name: str, num_pairs: int, generator: torch.Generator
+) -> Scatter:
     """How gradients of a method's likelihood term differ between draws of its noise.
 
     Args:
         method: Provides `loss_terms`.
-        batch: Examples, the same for all draws.
+        batches: Examples of the draws, taken in turn and again from the start; a single one serves them all.
         name: Of the tensor in the method's network.
         num_pairs: P, at least 1.
         generator: Source of the noise; a pair takes two draws after each other.
     """
     means = method.network.get_parameter(name)
+    turns = cycle(batches)
 
     def gradient() -> Tensor:
         with torch.enable_grad():
-            nll, _ = method.loss_terms(batch, method.draw_noise(1, generator))
+            nll, _ = method.loss_terms(next(turns), method.draw_noise(1, generator))
             (found,) = torch.autograd.grad(nll, means)
         return found.flatten().double() / method.problem.num_train
 
