@@ -76,7 +76,12 @@ class MFVI(MeanField):
 
     settings_class = Settings
     approximates = "the posterior by independent normals, one per weight"
-    provides = frozenset({"weight_samples", "density", "moments", "sequential", "weighted", "loss_terms"})
+    provides = frozenset(
+        {
+            *("weight_samples", "density", "moments", "sequential", "weighted", "loss_terms"),
+            "scale_settable",
+        }
+    )
     stacks = True
     settings: Settings
 
