@@ -13,7 +13,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from functools import partial
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from torch.distributions import Distribution
 from torch.utils.data import Dataset
 
 from bench.comparison import Comparison, FinishedRun, of_metrics
+from bench.errors import UsageError
 from bench.hooks import Hooks
 from bench.predictions import Prediction
 from bench.spec import Arrays, Layout, Metrics, Row, Spec
@@ -80,8 +82,14 @@ class Likelihood(nn.Module, ABC):
 class NetworkFactory(Protocol):
     """Makes a fresh plain module; its initial weights come from torch's global generator."""
 
-    def __call__(self, dropout: float = 0.0) -> nn.Module:
-        """A fresh network with dropout rate `dropout`, a fraction from 0 to below 1."""
+    def __call__(self, dropout: float = 0.0, width: float = 1.0) -> nn.Module:
+        """A fresh network.
+
+        Args:
+            dropout: Rate of dropout, a fraction from 0 to below 1.
+            width: The network has, as nearly as whole channels allow, width^2 times the parameters of width
+                1. Given for problems with `equal_parameters` alone: other factories need not take it.
+        """
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,9 @@ class Problem:
     """What a task poses: a model and data.
 
     `train` and `val` hold examples `(input, target)` or `(input, target, weight)`. `num_train` is the number
-    of examples that the likelihood counts (rows, not their weights).
+    of examples that the likelihood counts (rows, not their weights). With `equal_parameters` methods are
+    compared at equal numbers of trained parameters: one that trains k per weight gets a network of width
+    k^-1/2 (`Method.made_for`).
     """
 
     network: NetworkFactory
@@ -98,6 +108,7 @@ class Problem:
     train: Dataset
     val: Dataset | None
     num_train: int
+    equal_parameters: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +161,32 @@ class Method(Hooks, ABC):
     fastest: ClassVar[tuple[Literal["compiled", "stacked"], ...]] = ()
     """Ways of training that were measured to be faster on a CPU, the fastest first: a long fit with
     `loss_terms` compiled; several fits stacked side by side. Empty: one after another, as written."""
+
+    @classmethod
+    def parameters_per_weight(cls, settings: Any) -> float | None:
+        """How many numbers training optimises per weight of the network, at least 1.
+
+        None: no fixed multiple. Not counted are what is computed from the trained (a curvature, moments of
+        iterates), draws, other members of an ensemble, and a generator of data.
+        """
+        return 1.0
+
+    @classmethod
+    def made_for(cls, problem: Problem, settings: Any, start: Self | None = None) -> Self:
+        """An unfitted instance, with a network of its width if the problem has `equal_parameters`.
+
+        Raises:
+            UsageError: If the method cannot infer the problem, or has no width.
+        """
+        if problem.equal_parameters:
+            multiple = cls.parameters_per_weight(settings)
+            if multiple is None:
+                raise UsageError(
+                    f"{cls.__module__.rpartition('.')[2]} cannot be compared at equal numbers of parameters, "
+                    "which are no fixed multiple of its network's: take another method"
+                )
+            problem = replace(problem, network=partial(problem.network, width=multiple**-0.5))
+        return cls(problem, settings, start)
 
     # Of one fitted or unfitted instance: may depend on its settings.
     trains: bool = True

@@ -303,7 +303,7 @@ class Engine:
     def _job(self, problem: Problem, budget: Budget, start: Method | None, count: int) -> _Job:
         """The `count`-th fit of the run, untrained; or finished, if its checkpoint is there."""
         with randomness.seeded(self.seed, "initialise", self._stage, count):
-            method = self.method_class(problem, self.method_settings, start)
+            method = self.method_class.made_for(problem, self.method_settings, start)
         if not method.trains and self.options.precision != "32-true":
             raise UsageError("--trainer.precision is that of training steps, and this method takes none")
         budget = method.spends(budget)

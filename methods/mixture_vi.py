@@ -140,6 +140,11 @@ class MixtureVI(Variational):
             self.load_state_dict(start.state_dict())
             self.elbo.fill_(-torch.inf)
 
+    @classmethod
+    def parameters_per_weight(cls, settings: Settings) -> float:
+        """A mean and a rho of every component that there is room for; their few logits are left out."""
+        return 2.0 * settings.components
+
     def _trained(self) -> list[nn.Parameter]:
         return [p for p in self.parameters() if p.requires_grad]
 

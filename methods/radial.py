@@ -255,6 +255,11 @@ class Radial(Variational):
         if start is not None:
             self.load_state_dict(start.state_dict())
 
+    @classmethod
+    def parameters_per_weight(cls, settings: Any) -> float:
+        """A mean and a rho."""
+        return 2.0
+
     @property
     def pretraining(self) -> bool:
         """Whether the present epoch trains the means by NLL alone."""

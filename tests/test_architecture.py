@@ -43,7 +43,7 @@ FLOORS = {
         *("bench", "bench.families", "bench.studies", "bench.methods", "bench.tasks", "bench.leaderboard"),
         *("bench.commands", "bench.intervals", "bench.leaderboard.site"),
         *("bench.errors", "bench.files", "bench.text", "bench.settings", "bench.randomness", "bench.signals"),
-        *("bench.predictions", "bench.weights", "bench.networks", "bench.optimizers"),
+        *("bench.predictions", "bench.weights", "bench.networks", "bench.resnet", "bench.optimizers"),
         *("bench.names", "bench.source"),
     },
     "contract": {"bench.contract", "bench.spec", "bench.hooks", "bench.comparison"},
