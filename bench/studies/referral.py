@@ -110,7 +110,7 @@ def _largest(metric: Metric) -> float:
 
 
 def stored(prediction: Bernoulli, patients: np.ndarray) -> Arrays:
-    """What a run keeps of its predictions: 24 bytes an image.
+    """What a run keeps of its predictions: 20 bytes an image.
 
     Args:
         prediction: Of the test images, log-odds `[S, N]`.
