@@ -182,7 +182,7 @@ def test_runs_tell_their_negative_controls():
 
 
 def test_four_images_by_hand():
-    """Probabilities 0.05, 0.45, 0.6 and 0.95; the first two are healthy and sick, the last two healthy and sick."""
+    """Probabilities 0.05, 0.45, 0.6, 0.95 of a healthy, a sick, a healthy and a sick eye."""
     found = read([0.05, 0.45, 0.6, 0.95], [0, 1, 0, 1]).values
     assert found["nll"] == pytest.approx(-np.log([0.95, 0.45, 0.4, 0.95]).mean())
     assert found["accuracy"] == 0.5
@@ -388,9 +388,7 @@ def test_claims_of_the_table_have_verdicts():
     runs += [run_of("mfvi", s, 0.6 + e, 0.6 - e) for s, e in enumerate(noise)]
     runs += [run_of("mfvi+kl_weight=0.1", s, 0.9 + e, 0.92) for s, e in enumerate(noise)]
     found = referral_comparison.compare(runs)
-    assert (
-        "0% referred: radial 94.3 above mc_dropout 93.0; here radial minus mc_dropout in AUC is 0.05" in said
-    )
+    assert any("here radial minus mc_dropout in AUC is 0.05 (" in said for said in found.sentences)
     verdicts = {
         "0% referred: radial 94.3 above mc_dropout 93.0": "the claim holds",
         "30% referred: radial 96.8 above mc_dropout 95.1": "the claim is contradicted",
