@@ -92,28 +92,6 @@ class NetworkFactory(Protocol):
         """
 
 
-class Stored(Dataset, ABC):
-    """STUB: replaced when main's is merged."""
-
-    num_uniforms: int = 0
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Examples."""
-
-    @abstractmethod
-    def read(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """What is stored of rows."""
-
-    @abstractmethod
-    def finish(self, inputs: Tensor, uniforms: Tensor | None) -> Tensor:
-        """As the network takes them."""
-
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
-        inputs, *rest = self.read(torch.tensor([index]))
-        return self.finish(inputs, None)[0], *(part[0] for part in rest)
-
-
 @dataclass(frozen=True)
 class Problem:
     """What a task poses: a model and data.
