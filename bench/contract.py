@@ -12,36 +12,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
-from torch.utils.data import Dataset
 
 from bench.comparison import Comparison, FinishedRun, of_metrics
 from bench.errors import UsageError
 from bench.hooks import Hooks
 from bench.predictions import Prediction
+from bench.problem import JOINT as JOINT
+from bench.problem import Batch, Budget, Prior, Problem, Stored, WeightDistribution
+from bench.problem import Likelihood as Likelihood
+from bench.problem import NetworkFactory as NetworkFactory
 from bench.spec import Arrays, Layout, Metrics, Row, Spec
 from bench.spec import Metric as Metric
 from bench.spec import Undefined as Undefined
 from bench.weights import forward, sampled_outputs
-
-WeightDistribution = Mapping[str, Distribution]
-"""A distribution over weights: parameter name -> distribution whose one event is the whole tensor.
-
-A distribution that couples several tensors stands alone under the key `JOINT`, over the ravelled vector `[d]`
-(`bench.weights.ravel`). A distribution whose `normalised` attribute is False has no normaliser: a method
-may use it as prior, but the run then has no ELBO.
-"""
-
-JOINT = "*"
-Prior = Callable[[Mapping[str, Tensor]], WeightDistribution]
-"""Makes the prior for a dictionary of parameters. It depends on their shapes and device, not their values."""
 
 CAPABILITIES = {
     "weight_samples": "sample_weights(num_samples, generator) draws stacked weights",
@@ -54,77 +44,6 @@ CAPABILITIES = {
     "exact_when_linear": "the fit is the posterior where the network is linear, noise and prior normal",
     "invariant": "the draws leave the posterior invariant: exact but for their finite number",
 }
-
-
-# ------------------------------------------------------------------------------------------------ problems
-
-
-class Batch(NamedTuple):
-    """Examples: inputs `[B, ...]`, targets `[B, ...]`, and weights `[B]` that multiply the log likelihood."""
-
-    inputs: Tensor
-    targets: Tensor
-    weights: Tensor | None = None
-
-
-class Likelihood(nn.Module, ABC):
-    """How outputs explain a target. Its own parameters (a learned noise) are trained with the method's."""
-
-    @abstractmethod
-    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Log likelihood of each example under each sample, `[S, B]`, from outputs `[S, B, ...]`, in nats."""
-
-    @abstractmethod
-    def predict(self, outputs: Tensor) -> Prediction:
-        """The prediction that outputs `[S, B, ...]` stand for."""
-
-
-class NetworkFactory(Protocol):
-    """Makes a fresh plain module; its initial weights come from torch's global generator."""
-
-    def __call__(self, dropout: float = 0.0, width: float = 1.0) -> nn.Module:
-        """A fresh network.
-
-        Args:
-            dropout: Rate of dropout, a fraction from 0 to below 1.
-            width: The network has, as nearly as whole channels allow, width^2 times the parameters of width
-                1. Given for problems with `equal_parameters` alone: other factories need not take it.
-        """
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What a task poses: a model and data.
-
-    `train` and `val` hold examples `(input, target)` or `(input, target, weight)`. `num_train` is the number
-    of examples that the likelihood counts (rows, not their weights). With `equal_parameters` methods are
-    compared at equal numbers of trained parameters: one that trains k per weight gets a network of width
-    k^-1/2 (`Method.made_for`).
-    """
-
-    network: NetworkFactory
-    likelihood: Likelihood
-    prior: Prior
-    train: Dataset
-    val: Dataset | None
-    num_train: int
-    equal_parameters: bool = False
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The most that a method may spend on one fit; the task poses it.
-
-    `batch_size` None means full batch. `patience` ends a fit after so many epochs without a better validation
-    NLL and keeps the best epoch; None trains to the end. Without validation examples the training loss takes
-    the NLL's place. `draws` is the number of examples in an epoch, permutation after permutation of the data;
-    None means each example once.
-    """
-
-    epochs: int
-    batch_size: int | None = None
-    patience: int | None = None
-    draws: int | None = None
 
 
 # ------------------------------------------------------------------------------------------------- methods
@@ -331,7 +250,7 @@ class Engine(Protocol):
         training data must lie in memory; weights that they already have multiply these.
         """
 
-    def predict(self, method: Method, inputs: Tensor, num_samples: int) -> Prediction:
+    def predict(self, method: Method, inputs: Tensor | Stored, num_samples: int) -> Prediction:
         """Predictions for inputs `[N, ...]` in pieces of bounded memory, gathered on the CPU."""
 
     def log(self, name: str, value: float, step: int | None = None) -> None:

@@ -30,7 +30,7 @@ from torch.nn.functional import softplus
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from bench import optimizers, priors
-from bench.batches import OnDevice, batches
+from bench.batches import OnDevice, batches, most_rows
 from bench.contract import JOINT, Batch, Budget, Noise, Prior, Problem, WeightDistribution
 from bench.divergence import is_normalised, log_prob, weight_divergence
 from bench.energy import likelihood_term
@@ -318,7 +318,8 @@ class MixtureVI(Variational):
     def _estimate_elbo(self) -> None:
         """The ELBO over the full training set and its standard error, with equal draws for equal N_c."""
         generator = torch.Generator(self.means.device).manual_seed(0)
-        loader = OnDevice(batches(self.problem.train, 1000, None), self.means.device)
+        train, device = self.problem.train, self.means.device
+        loader = OnDevice(batches(train, min(1000, most_rows(train)), None, device=device), device)
         elbos = []
         with torch.no_grad():
             for _ in range(self.settings.elbo_samples):

@@ -32,15 +32,16 @@ severity shift the sick are sicker and may be easier to tell. Grades are noisy: 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cached_property, partial
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from bench import augmentation, likelihoods, networks, priors, resnet
+from bench import augmentation, likelihoods, networks, places, priors, resnet
 from bench.contract import (
     Arrays,
     Budget,
@@ -58,6 +59,9 @@ from bench.contract import (
 from bench.data import array_digest
 from bench.settings import Count, settings
 from bench.studies import referral, referral_comparison
+
+if TYPE_CHECKING:
+    from bench.photographs import Photographs
 
 NAMES: dict[str, dict[str, object]] = {
     "retinopathy": {"dataset": "retinopathy", "shift": "none"},
@@ -118,21 +122,21 @@ class Settings:
 
 
 class Selection:
-    """Some of the images of a memory map, read when they are asked for.
+    """Some of the prepared photographs: their images `[N, H, W, 3]`, uint8, read when they are asked for.
 
     Args:
-        images: `[N, H, W, 3]`, uint8.
-        rows: Numbers of those that are meant.
+        photographs: All.
+        rows: Numbers of those that are meant, `[N]`.
     """
 
-    def __init__(self, images: np.ndarray, rows: np.ndarray) -> None:
-        self.images, self.rows = images, rows
+    def __init__(self, photographs: Photographs, rows: np.ndarray) -> None:
+        self.photographs, self.rows = photographs, rows
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> np.ndarray:
-        return self.images[self.rows[index]]
+        return self.photographs.images[self.rows[index]]
 
 
 class Eyes(Stored):
@@ -154,14 +158,15 @@ class Eyes(Stored):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def read(self, rows: Tensor) -> tuple[Tensor, ...]:
+    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Images uint8 `[B, 3, H, W]` and labels `[B]`."""
         pixels = torch.from_numpy(np.ascontiguousarray(self.images[rows.numpy()]))
         return pixels.permute(0, 3, 1, 2), self.labels[rows]
 
     def finish(self, inputs: Tensor, uniforms: Tensor | None) -> Tensor:
         """Normalised by channel, `[B, 3, H, W]`; turned, flipped, shifted and cropped by `uniforms`."""
-        return augmentation.augment(inputs, uniforms, self.mean.to(inputs.device), self.std.to(inputs.device))
+        channels = self.mean.to(inputs.device), self.std.to(inputs.device)
+        return augmentation.photographs(inputs, uniforms, *channels)
 
 
 class Retinopathy(Task):
@@ -186,24 +191,30 @@ class Retinopathy(Task):
 
     # ---- data
 
-    def _photographs(self, dataset: str) -> Any:
-        """The prepared photographs; synthetic ones are made where there are none."""
-        from bench import fundus, photographs  # here, since they read images, and scoring needs none
+    def _prepared(self, dataset: str) -> Photographs:
+        """Prepared photographs; synthetic ones are made and prepared unless as many are there."""
+        from bench import fundus, photographs, preparing  # here, since to score a run takes none of them
 
         own = self.settings
-        if dataset == "retinopathy_synthetic":
-            return fundus.find_or_make(self.data_dir, own.images, own.size, preprocess=own.preprocess)
-        return photographs.prepared(dataset, self.data_dir, own.size, own.preprocess)
+        size = own.size, own.preprocess
+        if dataset != "retinopathy_synthetic":
+            return photographs.prepared(dataset, self.data_dir, *size)
+        with suppress(places.NotFound):
+            found = photographs.prepared(dataset, self.data_dir, *size)
+            if len(found.names) + len(found.bad) == own.images:
+                return found
+        made = fundus.find_or_make(self.data_dir, own.images, own.size, seed=0)
+        return preparing.prepare(dataset, made, made, *size)
 
     @cached_property
-    def photographs(self) -> Any:
+    def photographs(self) -> Photographs:
         """Those trained on."""
-        return self._photographs(self.settings.dataset)
+        return self._prepared(self.settings.dataset)
 
     @cached_property
-    def tested(self) -> Any:
+    def tested(self) -> Photographs:
         """Those tested on."""
-        return self._photographs(ABROAD) if self.settings.shift == "country" else self.photographs
+        return self._prepared(ABROAD) if self.settings.shift == "country" else self.photographs
 
     def rows(self, part: str) -> np.ndarray:
         """Numbers of the photographs of the part train, val or test."""
@@ -219,7 +230,7 @@ class Retinopathy(Task):
     def own_data(self, part: str) -> tuple[Any, np.ndarray]:
         """Photographs uint8 `[N, H, W, 3]`, read when indexed, and labels `[N]` of train, val or test."""
         source, rows = self.tested if part == "test" else self.photographs, self.rows(part)
-        return Selection(source.images, rows), (source.levels[rows] >= SICK).astype(np.int64)
+        return Selection(source, rows), (source.levels[rows] >= SICK).astype(np.int64)
 
     def data_digest(self) -> str:
         """Digest of the photographs' own digests, and of the rows of every part."""
@@ -234,15 +245,15 @@ class Retinopathy(Task):
 
     @cached_property
     def _channels(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation of the channels of MEASURED training eyes, in [0, 255], each `[3]`."""
+        """Mean and standard deviation of each channel, `[3]`, of MEASURED training eyes; 1 is white."""
         images, _ = self.own_data("train")
         some = np.unique(np.linspace(0, len(images) - 1, MEASURED).round().astype(int))
         counts = np.zeros((3, 256))
         for row in some:
             counts += [np.bincount(c.ravel(), minlength=256) for c in np.moveaxis(images[row], -1, 0)]
-        shares, levels = counts / counts.sum(1, keepdims=True), np.arange(256)
+        shares, levels = counts / counts.sum(1, keepdims=True), np.arange(256) / 255
         mean = shares @ levels
-        std = np.sqrt(shares @ levels**2 - mean**2).clip(min=1)
+        std = np.sqrt(shares @ levels**2 - mean**2).clip(min=1 / 255)
         return torch.from_numpy(mean).float(), torch.from_numpy(std).float()
 
     # ---- protocol

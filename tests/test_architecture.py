@@ -44,9 +44,9 @@ FLOORS = {
         *("bench.commands", "bench.intervals", "bench.leaderboard.site"),
         *("bench.errors", "bench.files", "bench.text", "bench.settings", "bench.randomness", "bench.signals"),
         *("bench.predictions", "bench.weights", "bench.networks", "bench.resnet", "bench.optimizers"),
-        *("bench.names", "bench.source"),
+        *("bench.names", "bench.source", "bench.augmentation"),
     },
-    "contract": {"bench.contract", "bench.spec", "bench.hooks", "bench.comparison"},
+    "contract": {"bench.contract", "bench.spec", "bench.problem", "bench.hooks", "bench.comparison"},
     "what methods and tasks compute with": {
         *("bench.priors", "bench.likelihoods", "bench.divergence", "bench.energy"),
         *("bench.batches", "bench.diagnostics"),

@@ -611,6 +611,33 @@ def stopped_fit_goes_on(case: Case, folder: Path, patience: int | None) -> None:
     assert [f.suffix for f in folder.iterdir()] == [".ckpt"]
 
 
+@law
+def stopped_epoch_goes_on(case: Case, folder: Path) -> None:
+    """Trained on examples from disk, a fit goes on inside the epoch in which it was stopped, bit by bit."""
+    case, budget = case.on(problems.on_disk(case.problem, num_uniforms=2)), Budget(3, 6)
+    engine = case.engine()
+    expected = engine.fit(case.problem, budget)
+
+    class Stops(case.cls):
+        taken = 0
+
+        def training_step(self, batch: Batch, batch_idx: int) -> Any:
+            self.taken += 1
+            if self.taken == 7:  # the third of four steps of the second epoch
+                raise StoppedError
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(StoppedError):
+        replace(case, cls=Stops).fit(budget=budget, checkpoints=folder, checkpoint_seconds=0)
+    Stops.taken = 100
+    resumed = replace(case, cls=Stops).fit(budget=budget, checkpoints=folder)
+    assert resumed.taken == 100 + engine.fits[0]["steps"] - 6, "the steps trained after the stop"
+    assert resumed.history == expected.history
+    for name, value in expected.state_dict().items():
+        assert_close(resumed.state_dict()[name], value, rtol=0, atol=0)
+    assert torch.equal(resumed.generator.get_state(), expected.generator.get_state())
+
+
 def contradicted(case: Case) -> Case:
     """The case with fast training and validation labels that contradict the training labels."""
     inputs, targets = case.problem.train.tensors

@@ -13,6 +13,7 @@ from conformance import laws, problems
 from conformance.laws import Case
 
 from bench import checkpoints
+from bench.batches import StoredBatches
 from bench.contract import Budget
 from bench.divergence import log_prob
 from bench.methods.linear import Linear
@@ -451,6 +452,13 @@ def test_law_catches_state_outside_the_checkpoint(tmp_path):
     with pytest.raises(AssertionError):
         laws.stopped_fit_goes_on(broken(OutsideState), tmp_path / "broken", None)
     laws.stopped_fit_goes_on(broken(MFVI), tmp_path / "sound", None)
+
+
+def test_law_catches_a_loader_that_forgets_where_it_was(tmp_path, monkeypatch):
+    """An epoch that begins anew after a stop makes a resumed fit differ."""
+    monkeypatch.setattr(StoredBatches, "load_state_dict", lambda self, state: None)
+    with pytest.raises(AssertionError):
+        laws.stopped_epoch_goes_on(broken(MFVI), tmp_path)
 
 
 def test_law_catches_training_again(tmp_path, monkeypatch):
