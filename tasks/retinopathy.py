@@ -193,7 +193,7 @@ class Retinopathy(Task):
 
     def _prepared(self, dataset: str) -> Photographs:
         """Prepared photographs; synthetic ones are made and prepared unless as many are there."""
-        from bench import fundus, photographs, preparing  # here, since to score a run takes none of them
+        from bench import photographs, preparing  # here, since to score a run takes none of them
 
         own = self.settings
         size = own.size, own.preprocess
@@ -203,6 +203,8 @@ class Retinopathy(Task):
             found = photographs.prepared(dataset, self.data_dir, *size)
             if len(found.names) + len(found.bad) == own.images:
                 return found
+        from bench import fundus
+
         made = fundus.find_or_make(self.data_dir, own.images, own.size, seed=0)
         return preparing.prepare(dataset, made, made, *size)
 
