@@ -106,7 +106,7 @@ class Problem:
     `train` and `val` hold examples `(input, target)` or `(input, target, weight)`, or `Stored` ones.
     `num_train` is the number of examples that the likelihood counts (rows, not their weights). With
     `equal_parameters` methods are compared at equal numbers of trained parameters: one that trains k per
-    weight gets a network of width k^-1/2 (`Method.made_for`).
+    weight gets a network of width k^-1/2 (`bench.contract.Method.made_for`).
     """
 
     network: NetworkFactory

@@ -122,7 +122,7 @@ def fit(trainer: pl.Trainer, module: pl.LightningModule, watch: Watch, loader: A
         UsageError: If the checkpoint does not fit.
         KeyboardInterrupt: Lightning answers Ctrl-C by ending the process; ending it is the caller's.
     """
-    _keep_memory()
+    keep_memory()
     callbacks: list[Any] = vars(trainer)["callbacks"]  # untyped there
     callbacks.append(watch)
     resume = watch.resume
@@ -206,7 +206,7 @@ def _interruptible(trainer: pl.Trainer) -> Iterator[None]:
 
 
 @cache
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Has glibc keep the memory of freed tensors for the next step, up to 256 MiB; elsewhere nothing.
 
     By default it returns the memory of large tensors to the kernel, which clears it again at every step.

@@ -342,7 +342,7 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - first
 
 before = faults()
-trainer._keep_memory()
+trainer.keep_memory()
 faults()
 print(before, faults())
 """

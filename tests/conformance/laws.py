@@ -619,19 +619,19 @@ def stopped_epoch_goes_on(case: Case, folder: Path) -> None:
     expected = engine.fit(case.problem, budget)
 
     class Stops(case.cls):
-        taken = 0
+        steps_seen = 0
 
         def training_step(self, batch: Batch, batch_idx: int) -> Any:
-            self.taken += 1
-            if self.taken == 7:  # the third of four steps of the second epoch
+            self.steps_seen += 1
+            if self.steps_seen == 7:  # the third of four steps of the second epoch
                 raise StoppedError
             return super().training_step(batch, batch_idx)
 
     with pytest.raises(StoppedError):
         replace(case, cls=Stops).fit(budget=budget, checkpoints=folder, checkpoint_seconds=0)
-    Stops.taken = 100
+    Stops.steps_seen = 100
     resumed = replace(case, cls=Stops).fit(budget=budget, checkpoints=folder)
-    assert resumed.taken == 100 + engine.fits[0]["steps"] - 6, "the steps trained after the stop"
+    assert resumed.steps_seen == 100 + engine.fits[0]["steps"] - 6, "the steps trained after the stop"
     assert resumed.history == expected.history
     for name, value in expected.state_dict().items():
         assert_close(resumed.state_dict()[name], value, rtol=0, atol=0)
@@ -666,6 +666,23 @@ def patience_keeps_the_best_epoch(case: Case, patience: int = 3) -> None:
     kept = -prediction.log_score(wrong).mean().item()
     assert kept == pytest.approx(nlls[best], rel=1e-6)
     assert kept < nlls[-1]
+
+
+@law
+def parameters_are_counted(case: Case) -> None:
+    """`parameters_per_weight` is what the optimiser gets per weight; a method without one says None.
+
+    Parameters of the likelihood do not count; nor do up to 5% beside those that go by weights.
+    """
+    method = case.cls(case.problem, case.settings)
+    noise = {id(p) for p in method.likelihood.parameters()}
+    trained = sum(p.numel() for p in method.parameters() if p.requires_grad and id(p) not in noise)
+    found = trained / sum(p.numel() for p in method.network.parameters())
+    said = case.cls.parameters_per_weight(case.settings)
+    if said is None:
+        assert found > 1, f"{found:.3g} per weight are no more than the network's own"
+    else:
+        assert said == pytest.approx(max(found, 1), rel=0.05), f"says {said:.3g} per weight, has {found:.3g}"
 
 
 # ----------------------------------------------------------------------------------------------- settings

@@ -254,6 +254,12 @@ def test_patience_keeps_the_best_epoch(case):
     laws.patience_keeps_the_best_epoch(case)
 
 
+@cases()
+def test_parameters_are_counted(case):
+    """A method says how many numbers it trains per weight."""
+    laws.parameters_are_counted(case)
+
+
 # ---- settings
 
 

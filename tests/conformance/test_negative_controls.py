@@ -301,6 +301,22 @@ class UndeclaredDensity(MFVI):
     provides = MFVI.provides - {"density"}
 
 
+class HidesItsScales(MFVI):
+    """Counts its means alone."""
+
+    @classmethod
+    def parameters_per_weight(cls, settings):
+        return 1.0
+
+
+class HasNoCount(MAP):
+    """Has as many parameters as its network, and says that they cannot be counted."""
+
+    @classmethod
+    def parameters_per_weight(cls, settings):
+        return None
+
+
 class SilentHistory(MFVI):
     """Trains on something else than it logs."""
 
@@ -401,6 +417,8 @@ BROKEN = [
     (OtherFunction, laws.predictions_are_of_the_weight_samples),
     (UndeclaredDensity, laws.undeclared_capabilities_raise),
     (SilentHistory, laws.history_tells_the_terms),
+    (HidesItsScales, laws.parameters_are_counted),
+    (HasNoCount, laws.parameters_are_counted),
 ]
 
 FAILURES = (AssertionError, pytest.fail.Exception)
