@@ -3,12 +3,13 @@
 import importlib
 from dataclasses import replace
 
+import eyes
 import pytest
 import torch
 from conformance import moons, truth
 from torch.utils.data import TensorDataset
 
-from bench import registry
+from bench import photographs, registry
 from bench.studies import active
 from bench.tasks.active_learning import ActiveLearning
 from bench.tasks.split_mnist import SplitMNIST
@@ -25,9 +26,11 @@ def once_a_file():
 
 
 @pytest.mark.parametrize("name", once_a_file())
-def test_held_out_truth_moves_nothing_else(name):
+def test_held_out_truth_moves_nothing_else(name, monkeypatch, tmp_path):
     """Other test labels and inputs move the targets and the predictions of those inputs, and nothing else."""
     entry = registry.task(name)
+    if entry.fixed.get("dataset") in photographs.SOURCES:
+        monkeypatch.setenv("BENCH_DATA", str(eyes.write_all(tmp_path)))
     weighed = truth.WEIGHED_IN_THE_RUN.get(entry.file, set())
     truth.the_held_out_truth_moves_nothing_else(entry.cls, truth.smallest(entry), weighed)
 

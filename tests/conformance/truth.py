@@ -98,7 +98,7 @@ def some(size: int) -> list[int]:
 
 def moved(inputs: Any) -> Any:
     """The inputs, those at `some` places moved and stretched."""
-    moved = inputs.clone() if isinstance(inputs, Tensor) else inputs.copy()
+    moved = inputs.clone() if isinstance(inputs, Tensor) else np.array(inputs)
     at = some(len(inputs))
     moved[at] = 2 * moved[at] + 1
     return moved
