@@ -53,7 +53,10 @@ FLOORS = {
     },
     "what methods share": {"bench.families.*"},
     "methods": {"bench.methods.*"},
-    "data and scores": {"bench.places", "bench.data", "bench.tables", "bench.metrics", "bench.figures"},
+    "data and scores": {
+        *("bench.places", "bench.data", "bench.tables", "bench.metrics", "bench.figures"),
+        *("bench.fundus", "bench.fundus_population", "bench.fundus_photograph"),
+    },
     "what tasks share": {"bench.studies.*"},
     "tasks": {"bench.tasks.*"},
     "engine": {

@@ -7,14 +7,18 @@ from types import ModuleType
 from typing import Literal
 
 from bench.commands.formats import Row, add_format, drawn, write
+from bench.commands.making import make_data
 from bench.commands.parser import Parser, output
 from bench.errors import DataError, UsageError
 
 
 def show_data(arguments: list[str]) -> int:
     """Shows, fetches or checks data sets; the exit code of a DataError if a check of all finds damage."""
-    parser = Parser("bench data", description="Show, fetch or check data sets.")
-    parser.add_argument("action", type=Literal["list", "get", "check"], help="what to do")
+    if arguments[:1] == ["make"]:
+        make_data(arguments[1:])
+        return 0
+    parser = Parser("bench data", description="Show, fetch, check or make data sets.")
+    parser.add_argument("action", type=Literal["list", "get", "check", "make"], help="what to do")
     parser.add_argument(
         "NAME", nargs="?", type=str | None, default=None, help="a data set; check without it checks all"
     )
@@ -23,6 +27,8 @@ def show_data(arguments: list[str]) -> int:
     )
     add_format(parser)
     chosen = parser.parse_args(arguments)
+    if chosen.action == "make":
+        raise UsageError("bench data make NAME ...: make comes first, its flags follow")
     known = _known()
     if chosen.NAME is not None and chosen.NAME not in known:
         near = difflib.get_close_matches(chosen.NAME.lower(), known, cutoff=0.4) or list(known)
