@@ -494,7 +494,7 @@ def active_testing(task: str) -> str:
 
 
 def gradient_variances() -> str:
-    """Variances of the gradient at two sigmas, their ratio, and the angle between the gradients of two draws."""
+    """Variances of the gradient at two sigmas, their ratio, and the angle between gradients of two draws."""
     rows = []
     for task_identity, method_identity, group in groups("gradient_variance"):
         tenth, one, rise = (
