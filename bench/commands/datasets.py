@@ -15,7 +15,7 @@ from bench.progress import shown
 
 
 def show_data(arguments: list[str]) -> int:
-    """Shows, fetches, prepares or checks data sets; a DataError's exit code if a check of all finds damage."""
+    """Shows, fetches, prepares or checks data sets; the code of a DataError if a check finds damage."""
     parser = Parser("bench data", description="Show, fetch, prepare or check data sets.")
     parser.add_argument("action", type=Literal["list", "get", "check", "prepare"], help="what to do")
     parser.add_argument(
