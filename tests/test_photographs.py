@@ -9,13 +9,13 @@ import errno
 import hashlib
 import json
 import os
-import pickle
 import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
 import numpy as np
@@ -207,9 +207,9 @@ def test_digest_is_the_documented_one(whole):
 def test_rows_are_read_and_a_copy_in_another_process_is_the_folder(whole):
     rows = np.array([5, 0, 27, 5])
     assert np.array_equal(whole.images[rows], np.stack([whole.images[row] for row in rows]))
-    pickled = pickle.dumps(whole)
-    assert len(pickled) < 1000
-    again = pickle.loads(pickled)
+    sent = ForkingPickler.dumps(whole)
+    assert len(sent) < 1000
+    again = ForkingPickler.loads(sent)
     assert isinstance(again.images, np.memmap)
     assert (again.digest, again.names) == (whole.digest, whole.names)
 
