@@ -3,11 +3,11 @@
     python benchmarks/storage.py [--images 5000] [--size 256] [--rounds 3] [--json FILE]
 
 Smooth random pictures with grain are written once in every way, and then read in batches of 64, uint8
-[64, size, size, 3]: one pass in order, one shuffled pass, and the first batch of the second half of a shuffled
-pass that was interrupted there. Reading has one process and no loader workers; the files are in the system's
-cache, so it is the way that is measured and not the disk. In every round each way has its turn, in changing
-order; numbers are medians. Images per second count processor time, which other load on the machine moves
-least, of reading threads too; writing and resuming count seconds by the clock.
+[64, size, size, 3]: one pass in order, one shuffled pass, and the first batch of the second half of a
+shuffled pass that was interrupted there. Reading has one process and no loader workers; the files are in the
+system's cache, so it is the way that is measured and not the disk. In every round each way has its turn, in
+changing order; numbers are medians. Images per second count processor time, of reading threads too, which
+other load on the machine moves least; writing and resuming count seconds by the clock.
 
 Shuffled means over all images for the map, among the images of a chunk and over chunks for litdata, and in a
 buffer of 1,000 images and over shards for webdataset. `jpeg` stores quality 90 and decodes at every reading,

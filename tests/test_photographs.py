@@ -447,14 +447,16 @@ def test_nothing_of_use_is_fatal(own, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["mnist", "--source", "."], "bench data prepare needs a source of photographs: retinopathy,"),
+        ([], "bench data prepare needs a name: retinopathy, retinopathy_synthetic"),
+        (["mnist", "--source", "."], "unknown source of photographs 'mnist'; the nearest names are"),
+        (["retinopathy", "--format", "json"], "--format json: bench data prepare prints no table"),
         (["retinopathy"], "--source is required; `bench data get retinopathy` says how to have it"),
         (["retinopathy", "--source", ".", "--preprocess", "blur"], "blur: must be one of resize, contrast"),
         (["retinopathy", "--source", "SOURCE", "--size", "7"], "--size 7: must be from 8 to 4096 pixels"),
         (["retinopathy", "--source", "SOURCE", "--workers", "0"], "--workers 0: must be 1 or more"),
         (
             ["retinopathie", "--source", "."],
-            "unknown data set 'retinopathie'; the nearest names are retinopathy",
+            "unknown source of photographs 'retinopathie'; the nearest names are retinopathy",
         ),
     ],
 )

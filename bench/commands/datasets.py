@@ -42,21 +42,21 @@ def show_data(arguments: list[str]) -> int:
         "--workers", type=int | None, default=None, help="threads; default is one per core"
     )
     chosen = parser.parse_args(arguments)
+    given = [f"--{flag}" for flag in _OF_PREPARE if chosen[flag] is not None]
+    if given and chosen.action != "prepare":
+        raise UsageError(f"{', '.join(given)}: for bench data prepare alone")
+    if chosen.format != "table" and chosen.action != "list":
+        raise UsageError(f"--format {chosen.format}: bench data {chosen.action} prints no table")
+    if chosen.action == "prepare":
+        return _prepare(chosen)
     known = _known()
     if chosen.NAME is not None and chosen.NAME not in known:
         near = difflib.get_close_matches(chosen.NAME.lower(), known, cutoff=0.4) or list(known)
         raise UsageError(f"unknown data set {chosen.NAME!r}; the nearest names are {', '.join(near)}")
-    given = [f"--{flag}" for flag in _OF_PREPARE if chosen[flag] is not None]
-    if given and chosen.action != "prepare":
-        raise UsageError(f"{', '.join(given)}: for bench data prepare alone")
     if chosen.action == "list":
         rows = _listed(chosen.data_dir)
         output.print(drawn(rows, output.width)) if chosen.format == "table" else write(rows, chosen.format)
         return 0
-    if chosen.format != "table":
-        raise UsageError(f"--format {chosen.format}: bench data {chosen.action} prints no table")
-    if chosen.action == "prepare":
-        return _prepare(chosen)
     if chosen.action == "get":
         if chosen.NAME is None:
             raise UsageError(f"bench data get needs a name: {', '.join(known)}")
@@ -75,9 +75,8 @@ def _prepare(chosen: Namespace) -> int:
     """Prepares photographs, with progress on standard error; prints their folder."""
     from bench import photographs, preparing
 
-    if chosen.NAME not in photographs.SOURCES:
-        names = ", ".join(photographs.SOURCES)
-        raise UsageError(f"bench data prepare needs a source of photographs: {names}")
+    if chosen.NAME is None:
+        raise UsageError(f"bench data prepare needs a name: {', '.join(photographs.SOURCES)}")
     if chosen.source is None:
         raise UsageError(f"--source is required; `bench data get {chosen.NAME}` says how to have it")
     with shown(errors, f"prepare {chosen.NAME}") as observer:
