@@ -282,9 +282,9 @@ SOURCES = {
         origin="made by this project, in Kaggle's layout",
         licence="Apache-2.0",
         examples="as many as made",
-        size=128,
+        size=64,
         steps=(
-            "`bench data make retinopathy_synthetic --images 5000 --size 128 --seed 0` makes a folder DIR "
+            "`bench data make retinopathy_synthetic --images 2000 --size 64 --seed 0` makes a folder DIR "
             f"with {_KAGGLE_FILES}"
         ),
         listing=_kaggle,

@@ -447,9 +447,9 @@ def test_nothing_of_use_is_fatal(own, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "bench data prepare needs a name: retinopathy, retinopathy_synthetic"),
+        ([], "arguments are required: NAME"),
         (["mnist", "--source", "."], "unknown source of photographs 'mnist'; the nearest names are"),
-        (["retinopathy", "--format", "json"], "--format json: bench data prepare prints no table"),
+        (["retinopathy", "--sorce", "."], "unknown flag --sorce: did you mean --source"),
         (["retinopathy"], "--source is required; `bench data get retinopathy` says how to have it"),
         (["retinopathy", "--source", ".", "--preprocess", "blur"], "blur: must be one of resize, contrast"),
         (["retinopathy", "--source", "SOURCE", "--size", "7"], "--size 7: must be from 8 to 4096 pixels"),
@@ -467,9 +467,10 @@ def test_wrong_arguments_are_one_line(source, capsys, tmp_path, arguments, messa
     assert message in told
 
 
-def test_flags_of_prepare_alone(capsys):
-    code, _, told = call(capsys, "data", "get", "digits", "--size", "3")
-    assert (code, told) == (2, "bench: --size: for bench data prepare alone\n")
+def test_prepare_comes_first(capsys):
+    code, _, told = call(capsys, "data", "--format", "json", "prepare", "retinopathy")
+    message = "bench: bench data prepare NAME ...: prepare comes first, its flags follow\n"
+    assert (code, told) == (2, message)
 
 
 # -------------------------------------------------------------------------------------------------- full disk
