@@ -43,6 +43,7 @@ CAPABILITIES = {
     "loss_terms": "likelihood and prior term of a batch, in nats",
     "exact_when_linear": "the fit is the posterior where the network is linear, noise and prior normal",
     "invariant": "the draws leave the posterior invariant: exact but for their finite number",
+    "scale_settable": "set_scale(sigma) gives every weight the same scale, and leaves the means",
 }
 
 
@@ -212,6 +213,15 @@ class Method(Hooks, ABC):
     def as_prior(self) -> Prior:
         """`sequential`: the posterior as the prior of the next fit, frozen as it is now."""
         raise self._lacks("sequential")
+
+    def set_scale(self, sigma: float) -> None:
+        """`scale_settable`: every weight's scale parameter becomes `sigma`, above 0, in weight units.
+
+        The means, which are the parameters of `network`, stay, and training can go on from there. The
+        standard deviations within a tensor are then equal and proportional to sigma, and in a tensor of one
+        weight they are sigma. How they depend on the size of the tensor is the family's own.
+        """
+        raise self._lacks("scale_settable")
 
     def _lacks(self, capability: str) -> AttributeError:
         return AttributeError(f"{type(self).__name__} does not provide {capability}")

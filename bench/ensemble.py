@@ -24,8 +24,8 @@ from bench.weights import unravel
 
 
 def capabilities(provides: frozenset[str], members: int) -> frozenset[str]:
-    """What an ensemble can do of what its members can: it is trained member by member, so has no loss."""
-    return provides if members == 1 else provides - {"loss_terms", "reweighted"}
+    """What an ensemble can do of what its members can: each has a loss, and scales, of its own."""
+    return provides if members == 1 else provides - {"loss_terms", "reweighted", "scale_settable"}
 
 
 class Mixture(Distribution):

@@ -29,9 +29,9 @@ from bench import optimizers, priors
 from bench.contract import Batch, Noise, Prior, Problem, WeightDistribution
 from bench.divergence import divergence, location_scale_divergence
 from bench.energy import likelihood_term
-from bench.families.variational import Variational
+from bench.families.variational import Variational, fill_rho
 from bench.priors import normal_tensor
-from bench.settings import Count, NonNegative, Positive, Whole, settings
+from bench.settings import Count, Factor, NonNegative, Positive, Whole, settings
 from bench.weights import forward, reparametrise
 
 NAMES: dict[str, dict[str, object]] = {"radial": {}, "radial_ensemble": {"members": 3}}
@@ -219,6 +219,8 @@ class Settings:
     """Step size of the optimiser, above 0."""
     optimizer: optimizers.Name = "adam"
     """adam, amsgrad, or sgd with Nesterov momentum 0.9."""
+    rate_decay: Factor = 1.0
+    """Factor of the step size after every epoch, above 0, at most 1."""
     train_samples: Count = 1
     """Weight samples per training step, at least 1."""
     initial_rho: float = -4.0
@@ -240,7 +242,12 @@ class Radial(Variational):
 
     settings_class = Settings
     approximates = "the posterior by a uniform direction and a normal radius per tensor"
-    provides = frozenset({"weight_samples", "density", "moments", "sequential", "weighted", "loss_terms"})
+    provides = frozenset(
+        {
+            *("weight_samples", "density", "moments", "sequential", "weighted", "loss_terms"),
+            "scale_settable",
+        }
+    )
     stacks = True
     settings: Settings
 
@@ -293,6 +300,10 @@ class Radial(Variational):
         with torch.no_grad():
             noise = self._noise(num_samples, generator)
             return {name: q.loc + q.scale * noise[name] for name, q in self.posterior().items()}
+
+    def set_scale(self, sigma: float) -> None:
+        """Sigma of every weight: the standard deviation of a weight is then sigma / sqrt(D)."""
+        fill_rho(self.rho, sigma)
 
     def as_prior(self) -> Prior:
         """The posterior as it is now, in the form that `sequential_prior` names."""

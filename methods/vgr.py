@@ -67,7 +67,9 @@ class VGR(MeanField):
 
     settings_class = Settings
     approximates = "the posterior given all fits' data by independent normals, with earlier data generated"
-    provides = frozenset({"weight_samples", "density", "moments", "sequential", "loss_terms"})
+    provides = frozenset(
+        {"weight_samples", "density", "moments", "sequential", "loss_terms", "scale_settable"}
+    )
     settings: Settings
     replay: Replay
 

@@ -56,6 +56,7 @@ FLOORS = {
     "data and scores": {
         *("bench.places", "bench.data", "bench.tables", "bench.metrics", "bench.figures"),
         *("bench.preprocessing", "bench.photograph_sources", "bench.photographs", "bench.preparing"),
+        *("bench.fundus", "bench.fundus_population", "bench.fundus_photograph"),
     },
     "what tasks share": {"bench.studies.*"},
     "tasks": {"bench.tasks.*"},

@@ -9,15 +9,20 @@ from typing import Literal
 from jsonargparse import Namespace
 
 from bench.commands.formats import Row, add_format, drawn, write
+from bench.commands.making import make_data
 from bench.commands.parser import Parser, errors, output
 from bench.errors import DataError, UsageError
 from bench.progress import shown
 
 
 def show_data(arguments: list[str]) -> int:
-    """Shows, fetches, prepares or checks data sets; a DataError's exit code if a check of all finds damage."""
-    parser = Parser("bench data", description="Show, fetch, prepare or check data sets.")
-    parser.add_argument("action", type=Literal["list", "get", "check", "prepare"], help="what to do")
+    """Shows, fetches, makes, prepares or checks data sets; a DataError's code if a check finds damage."""
+    if arguments[:1] == ["make"]:
+        make_data(arguments[1:])
+        return 0
+    parser = Parser("bench data", description="Show, fetch, make, prepare or check data sets.")
+    actions = Literal["list", "get", "check", "make", "prepare"]
+    parser.add_argument("action", type=actions, help="what to do")
     parser.add_argument(
         "NAME", nargs="?", type=str | None, default=None, help="a data set; check without it checks all"
     )
@@ -42,6 +47,8 @@ def show_data(arguments: list[str]) -> int:
         "--workers", type=int | None, default=None, help="threads; default is one per core"
     )
     chosen = parser.parse_args(arguments)
+    if chosen.action == "make":
+        raise UsageError("bench data make NAME ...: make comes first, its flags follow")
     known = _known()
     if chosen.NAME is not None and chosen.NAME not in known:
         near = difflib.get_close_matches(chosen.NAME.lower(), known, cutoff=0.4) or list(known)

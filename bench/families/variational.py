@@ -5,8 +5,9 @@ Shapes: S samples.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -18,6 +19,14 @@ from bench import divergence
 from bench.contract import JOINT, Method, Noise, Problem, WeightDistribution
 from bench.priors import normal_tensor
 from bench.weights import unravel
+
+
+def fill_rho(rhos: Iterable[Tensor], sigma: float) -> None:
+    """Sets all entries of all tensors to the rho with softplus(rho) = sigma, above 0."""
+    rho = sigma + math.log(-math.expm1(-sigma))  # log(exp(sigma) - 1), which would overflow
+    with torch.no_grad():
+        for tensor in rhos:
+            tensor.fill_(rho)
 
 
 class Variational(Method):
@@ -79,6 +88,10 @@ class MeanField(Variational):
         """The independent normals, with gradients to means and rhos."""
         means = self.network.named_parameters()
         return {name: normal_tensor(m, softplus(r)) for (name, m), r in zip(means, self.rho, strict=True)}
+
+    def set_scale(self, sigma: float) -> None:
+        """Every weight's standard deviation becomes sigma."""
+        fill_rho(self.rho, sigma)
 
     def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Draws from the posterior, stacked `[S, *shape]`."""

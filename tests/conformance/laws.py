@@ -726,6 +726,7 @@ def undeclared_capabilities_raise(case: Case) -> None:
         "moments": method.moments,
         "sequential": method.as_prior,
         "loss_terms": lambda: method.loss_terms(case.batch, {}),
+        "scale_settable": lambda: method.set_scale(0.1),
     }
     assert calls.keys() | {"weighted", "reweighted", "exact_when_linear", "invariant"} == CAPABILITIES.keys()
     for name in calls.keys() - case.cls.provides:
@@ -912,3 +913,31 @@ def posterior_becomes_the_prior(case: Case) -> None:
             p += 1
     assert_close(log_prob(prior(parameters), before), densities, msg="the prior moved with the method")
     assert prior(parameters).keys() in (parameters.keys(), {contract.JOINT})
+
+
+@law
+def scale_is_set_from_outside(case: Case) -> None:
+    """After `set_scale` the variances of a tensor are equal and proportional to sigma^2; draws have them.
+
+    In a tensor of one weight they are sigma^2. The means stay, and so does what is trained. False alarm: 95
+    weights at two scales, each at 5 standard errors: 2 x 95 x 6e-7 = 1e-4.
+    """
+    method = case.untrained()
+    trained, kept = [id(p) for p in optimised(method)], state(method.network)
+    variances = {}
+    for sigma in (0.02, 1.5):
+        method.set_scale(sigma)
+        means, variances[sigma] = method.moments()
+        draws = method.sample_weights(2000, generator(9))
+        for name, value in variances[sigma].items():
+            assert_close(value, value.flatten()[0].expand_as(value), rtol=1e-5, atol=0)
+            assert_close(means[name], kept[name], rtol=0, atol=0, msg=f"set_scale moved the means of {name}")
+            assert_mean_is((draws[name] - means[name]).square() / value, 1.0, errors=5)
+    for name, value in variances[1.5].items():
+        assert_close(value, (1.5 / 0.02) ** 2 * variances[0.02][name], rtol=1e-4, atol=0)
+    assert [id(p) for p in optimised(method)] == trained, "set_scale replaced what is trained"
+    lines = (case.on(problem()) for problem in (problems.straight_line, problems.pixel_line))
+    line = next(line for line in lines if line.refusal() is None).untrained()
+    line.set_scale(0.3)
+    for value in line.moments()[1].values():
+        assert_close(value, torch.full_like(value, 0.09), rtol=1e-5, atol=0)

@@ -320,6 +320,12 @@ def test_posterior_becomes_the_prior(case):
     laws.posterior_becomes_the_prior(case)
 
 
+@cases("mlp", where=providing("scale_settable"))
+def test_scale_is_set_from_outside(case):
+    """One sigma for all weights; false alarm 1e-4."""
+    laws.scale_is_set_from_outside(case)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n for n, e in registry.methods().items() if {"exact_when_linear", "invariant"} & e.provides]

@@ -177,6 +177,31 @@ class ChangesItself(MFVI):
         return prediction
 
 
+class TakesSigmaForRho(MFVI):
+    """Sets rho to the number that sigma should have."""
+
+    def set_scale(self, sigma):
+        for rho in self.rho:
+            torch.nn.init.constant_(rho, sigma)
+
+
+class CentresTheMeans(MFVI):
+    """Moves the means to 0 with the scale."""
+
+    def set_scale(self, sigma):
+        super().set_scale(sigma)
+        for mean in self.network.parameters():
+            torch.nn.init.zeros_(mean)
+
+
+class ReplacesItsScales(MFVI):
+    """Sets the scale of tensors that the optimiser does not know."""
+
+    def set_scale(self, sigma):
+        self.rho = torch.nn.ParameterList(rho.detach().clone() for rho in self.rho)
+        super().set_scale(sigma)
+
+
 class FrozenBias(MFVI):
     """Leaves one tensor out of the optimiser."""
 
@@ -419,6 +444,9 @@ BROKEN = [
     (SilentHistory, laws.history_tells_the_terms),
     (HidesItsScales, laws.parameters_are_counted),
     (HasNoCount, laws.parameters_are_counted),
+    (TakesSigmaForRho, laws.scale_is_set_from_outside),
+    (CentresTheMeans, laws.scale_is_set_from_outside),
+    (ReplacesItsScales, laws.scale_is_set_from_outside),
 ]
 
 FAILURES = (AssertionError, pytest.fail.Exception)
