@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from bench import figures, metrics, registry, runner, tune
+from bench import figures, fundus_population, metrics, registry, runner, tune
 from bench.comparison import by_task
 from bench.contract import CAPABILITIES, Comparison, FinishedRun
 from bench.diagnostics import mixed
@@ -765,6 +765,12 @@ def retinopathy_table(task: str) -> str:
     return table(["method", *(f"{share}% referred" for share in shares), "published"], rows)
 
 
+def retinopathy_ideal() -> str:
+    """What the best reader of synthetic eyes reaches."""
+    auc, error = fundus_population.bayes_auc(batches=5)
+    return f"The ideal reader has an AUC of {auc:.4f} (standard error of this number: {error:.4f})."
+
+
 def retinopathy_controls(task: str) -> str:
     """AUC of the rest, half referred: by the uncertainty, by one shuffled and by one inverted."""
     rows = []
@@ -801,6 +807,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "results iris_depth": lambda: results("iris_depth"),
     "results diabetes_regression": lambda: results("diabetes_regression"),
     "results retinopathy_synthetic": lambda: results("retinopathy_synthetic"),
+    "retinopathy ideal": retinopathy_ideal,
     "retinopathy table": lambda: retinopathy_table("retinopathy_synthetic"),
     "retinopathy controls": lambda: retinopathy_controls("retinopathy_synthetic"),
     "retinopathy said": lambda: retinopathy_said("retinopathy_synthetic"),
