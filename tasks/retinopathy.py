@@ -97,9 +97,9 @@ class Settings:
     """small_vgg has 6 convolutions, vgg16 13; resnet50 has filter response normalisation."""
     channels: Count = 16
     """Feature maps of the first block, at least 1, at one trained parameter per weight; else fewer."""
-    epochs: Count = 30
+    epochs: Count = 40
     """Epochs at most, at least 1."""
-    patience: Count | None = 10
+    patience: Count | None = 15
     """Epochs without a better validation NLL after which the fit stops; null trains to the end."""
     batch_size: Count = 32
     """Eyes per training step, at least 1."""

@@ -368,7 +368,10 @@ def run_of(method, seed, none, most, task="retinopathy_synthetic"):
     """A finished run with these AUCs at 0 and 30% referred."""
     curve = [("AUC", "mutual information", p, none + (most - none) * p / 30) for p in GRID]
     return referral_comparison.FinishedRun(
-        task=SimpleNamespace(spec=SimpleNamespace(metrics=referral.measures(), main_metric="nll")),
+        task=SimpleNamespace(
+            spec=SimpleNamespace(metrics=referral.measures(), main_metric="nll"),
+            settings=SimpleNamespace(dataset="retinopathy", shift="none"),
+        ),
         task_name=task,
         task_identity=task,
         method_name=method.partition("+")[0],

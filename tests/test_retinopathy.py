@@ -1,5 +1,7 @@
 """Retinopathy: which eyes train and which test, how a photograph reaches the network, a run of each task."""
 
+import csv
+
 import eyes
 import numpy as np
 import pytest
@@ -8,7 +10,8 @@ import torch
 from bench import augmentation, cli, likelihoods, photographs, places, records, registry
 from bench.errors import DataError
 from bench.predictions import Bernoulli
-from bench.runner import load_scores
+from bench.runner import finished, load_scores
+from bench.studies import referral_comparison
 from bench.tasks.retinopathy import Retinopathy
 
 NAMES = [name for name, entry in registry.tasks().items() if entry.file == "retinopathy"]
@@ -198,6 +201,42 @@ def test_run_reads_validation_eyes_for_the_log_and_test_eyes_for_the_arrays(monk
     assert (arrays["patients"][::2] == arrays["patients"][1::2]).all()
     assert len(set(arrays["patients"])) == 100
     assert (arrays["deviation"] > 0).all()
+
+
+def test_generated_eyes_through_the_whole_path(monkeypatch, tmp_path):
+    """They are made, prepared, trained on and scored by one command, and again with the same digests.
+
+    How strongly each test photograph is hidden is known from the seed, in the order of the prepared ones.
+    """
+    few = ["--task.images", "60", "--task.size", "32", "--preset", "smoke"]
+    done = []
+    for where in ("first", "again"):
+        monkeypatch.setenv("BENCH_DATA", str(tmp_path / where))
+        out = tmp_path / "runs" / where
+        assert cli.main(["run", "radial", "retinopathy_synthetic", *few, "--out", str(out)]) == 0
+        (path,) = out.rglob("record.json")
+        done.append(finished(path.parent))
+    first, again = done
+    assert first.metrics == again.metrics
+    assert all((first.arrays[key] == again.arrays[key]).all() for key in first.arrays)
+    (table,) = (tmp_path / "first").glob("*/artefacts.csv")
+    with table.open() as file:
+        hidden = {row["image"]: float(row["strength"]) for row in csv.DictReader(file)}
+    task = make("retinopathy_synthetic", images=60, size=32)
+    names = [task.photographs.names[row] for row in task.rows("test")]
+    found = referral_comparison.strengths(first)
+    np.testing.assert_allclose(found, [hidden[name] for name in names], atol=1e-6)
+    compared = referral_comparison.compare([first])
+    assert {f"retinopathy_synthetic-artefacts_{n}" for n in ("entropy", "information")} <= set(
+        compared.charts
+    )
+
+
+def test_rank_correlation_with_artefacts_tells_honest_from_inverted():
+    """Negative control: an uncertainty that falls as artefacts grow."""
+    strength = np.random.default_rng(0).random(50)
+    assert referral_comparison.rank_correlation(strength**3, strength) == pytest.approx(1)
+    assert referral_comparison.rank_correlation(-strength, strength) == pytest.approx(-1)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,8 @@ import numpy as np
 from bench import figures, intervals
 from bench.comparison import Comparison, FinishedRun, Lines, by_task, of_metrics
 from bench.intervals import Band
-from bench.studies.referral import AUC, GRID, SHOWN
+from bench.studies.eyes import SICK
+from bench.studies.referral import AUC, GRID, SHOWN, Readings
 
 TABLE_4_1 = {
     "mc_dropout": (93.0, 94.1, 94.5, 95.1),
@@ -34,6 +35,9 @@ FIRST_ABOVE_SECOND = (
 )
 """Rows of the table of which the first is above the second at every share."""
 
+TENTHS = 10
+"""Groups of test photographs, by the strength of their artefacts, of which a chart shows the means."""
+
 
 def row_of(run: FinishedRun) -> str:
     """The row of Table 4.1 that a run repeats; mean-field runs with a setting of their own are tweaked."""
@@ -47,8 +51,10 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
     found = of_metrics(runs)
     sentences = list(found.sentences)
     for task, lines in by_task(runs).items():
-        charts |= {f"{task}-{name}": chart for name, chart in referral_charts(task, lines).items()}
-        sentences += [f"{task}: {said}" for said in (*risen(lines), *verdicts(lines))]
+        hidden, told = artefacts(task, lines)
+        drawn = referral_charts(task, lines) | hidden
+        charts |= {f"{task}-{name}": chart for name, chart in drawn.items()}
+        sentences += [f"{task}: {said}" for said in (*risen(lines), *verdicts(lines), *told)]
     return Comparison(charts, found.header, found.rows, sentences)
 
 
@@ -124,3 +130,63 @@ def verdicts(lines: Lines) -> list[str]:
                         + gap.said("the claim holds", "the claim is contradicted")
                     )
     return sentences
+
+
+# ----------------------------------------------------------------------- artefacts, of synthetic photographs
+
+
+def strengths(run: FinishedRun) -> np.ndarray | None:
+    """Strength of the artefacts in each test photograph, in [0, 1], `[N]`; None if nobody knows it.
+
+    The generator's seed tells it of synthetic eyes, without their photographs.
+    """
+    own = run.task.settings
+    if own.dataset != "retinopathy_synthetic" or own.shift != "none":
+        return None
+    from bench import fundus  # here, since other data need none of it
+
+    patients, found = own.images // 2, {}
+    for patient in range(1, patients + 1):
+        if fundus.part_of(patient, patients) == "test":
+            eyes = fundus.eyes_of(0, patient)
+            for eye, side in enumerate(fundus.SIDES):
+                found[f"{patient}_{side}"] = eyes.strength[0, eye], eyes.levels[0, eye] >= SICK
+    in_order = (found[name] for name in sorted(found))  # as the prepared photographs are
+    strength, sick = (np.array(values) for values in zip(*in_order, strict=True))
+    return strength if np.array_equal(sick, run.arrays["labels"]) else None
+
+
+def artefacts(task: str, lines: Lines) -> tuple[dict[str, Any], list[str]]:
+    """How uncertainty goes with artefacts: a chart per uncertainty; rank correlations over the seeds."""
+    strength = strengths(next(iter(next(iter(lines.values())).values())))
+    if strength is None:
+        return {}, []
+    tenths = np.array_split(np.argsort(strength, kind="stable"), TENTHS)
+    x = [float(strength[rows].mean()) for rows in tenths]
+    series: dict[str, dict[str, Band]] = {"entropy": {}, "information": {}}
+    sentences = []
+    for line, runs in lines.items():
+        of_runs = [Readings.of(run.arrays).uncertainty for run in runs.values()]
+        for name, around in series.items():
+            values = [of[name] for of in of_runs if name in of and len(of[name]) == len(strength)]
+            if values:
+                around[line] = _around(np.array([[v[rows].mean() for rows in tenths] for v in values]))
+                correlation = intervals.student([rank_correlation(v, strength) for v in values])
+                sentences.append(
+                    f"{line}: {SHOWN[name]} and strength of artefacts have the rank correlation "
+                    f"{correlation:.3g}" + correlation.said("it rises with them", "it falls with them")
+                )
+    charts = {}
+    for name, around in series.items():
+        if around:
+            note = f"means over tenths of the test photographs; {intervals.CAPTIONS['standard_error']}"
+            title = [f"{SHOWN[name].capitalize()} against the strength of artefacts", task, note]
+            x_title, y_title = "strength of artefacts", f"{SHOWN[name]}, nats"
+            charts[f"artefacts_{name}"] = figures.bands(around, x, title, x_title, y_title)
+    return charts, sentences
+
+
+def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
+    """Spearman's, of values without ties."""
+    ranks = [np.argsort(np.argsort(values, kind="stable"), kind="stable") for values in (first, second)]
+    return float(np.corrcoef(*ranks)[0, 1])
