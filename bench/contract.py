@@ -32,9 +32,8 @@ from bench.weights import forward, sampled_outputs
 WeightDistribution = Mapping[str, Distribution]
 """A distribution over weights: parameter name -> distribution whose one event is the whole tensor.
 
-A distribution that couples several tensors stands alone under the key `JOINT`, over the ravelled vector `[d]`
-(`bench.weights.ravel`). A distribution whose `normalised` attribute is False has no normaliser: a method
-may use it as prior, but the run then has no ELBO.
+One that couples several tensors stands alone under the key `JOINT`, over the ravelled vector `[d]`
+(`bench.weights.ravel`). One whose `normalised` attribute is False may be a prior; the run has no ELBO then.
 """
 
 JOINT = "*"
@@ -51,7 +50,7 @@ CAPABILITIES = {
     "loss_terms": "likelihood and prior term of a batch, in nats",
     "exact_when_linear": "the fit is the posterior where the network is linear, noise and prior normal",
     "invariant": "the draws leave the posterior invariant: exact but for their finite number",
-    "scale_settable": "set_scale(sigma) gives every weight the same scale, and leaves the means",
+    "scale_settable": "set_scale(sigma) gives every weight one scale, and leaves the network's means",
 }
 
 
@@ -105,10 +104,9 @@ class Problem:
 class Budget:
     """The most that a method may spend on one fit; the task poses it.
 
-    `batch_size` None means full batch. `patience` ends a fit after so many epochs without a better validation
-    NLL and keeps the best epoch; None trains to the end. Without validation examples the training loss takes
-    the NLL's place. `draws` is the number of examples in an epoch, permutation after permutation of the data;
-    None means each example once.
+    No epochs leave a method at its start. `batch_size` None means full batch. `patience` ends a fit after so
+    many epochs without a better validation NLL, or training loss where nothing validates, and keeps the best;
+    None trains to the end. `draws` examples are an epoch, permutation after permutation; None is each once.
     """
 
     epochs: int
@@ -221,11 +219,9 @@ class Method(Hooks, ABC):
         return self.problem.prior(parameters)
 
     def diagnostics(self, inputs: Tensor | None = None) -> dict[str, float]:
-        """Numbers that tell how far this fit can be trusted, for the record.
+        """Numbers for the record that say how far this fit can be trusted: acceptance, weights of components.
 
-        Args:
-            inputs: None asks for diagnostics of the fit (acceptance, weights of components), inputs
-                `[B, ...]` for those of the predictions there (R-hat), of which the record keeps the largest.
+        At inputs `[B, ...]`, those of the predictions there, such as R-hat; the record keeps the largest.
         """
         return {}
 
@@ -259,12 +255,7 @@ class Method(Hooks, ABC):
         raise self._lacks("sequential")
 
     def set_scale(self, sigma: float) -> None:
-        """`scale_settable`: every weight's scale parameter becomes `sigma`, above 0, in weight units.
-
-        The means, which are the parameters of `network`, stay, and training can go on from there. The
-        standard deviations within a tensor are then equal and proportional to sigma, and in a tensor of one
-        weight they are sigma. How they depend on the size of the tensor is the family's own.
-        """
+        """`scale_settable`: the scale of every weight becomes sigma, its deviation in a tensor of its own."""
         raise self._lacks("scale_settable")
 
     def _lacks(self, capability: str) -> AttributeError:
@@ -327,9 +318,8 @@ class Task(ABC):
     """An evaluation protocol.
 
     A file under `tasks/` declares one subclass, `NAMES` (public name -> settings that this name fixes,
-    written out as a dictionary) and `PRESETS` (preset -> settings other than the defaults; the defaults are
-    the preset `standard`). A task is made of an instance of its `settings_class` and the folder of data
-    files, None to search the usual places.
+    written out as a dictionary) and `PRESETS` (preset -> settings; the defaults are the preset `standard`).
+    A task is made of an instance of its `settings_class` and the folder of data files, None for the usual.
     """
 
     settings_class: ClassVar[type]
