@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stored import at_hand
 
 import bench
 from bench import cli, records
@@ -396,7 +397,9 @@ def test_every_committed_record_computes_again(monkeypatch):
         return scored[-1][1:]
 
     monkeypatch.setattr(entries, "split_metrics", split)
-    for directory, record in at_hand():
+    committed = dict(entries.committed())
+    for directory in at_hand(committed):
+        record = committed[directory]
         scored.clear()
         entries.refuse(directory, record, exactly=False)
         assert directory == entries.directory_of(record.task.identity, record.method.identity, record.seed)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy import stats
+from stored import at_hand
 
 from bench import registry, sweep
 from bench.diagnostics import RHAT_LIMIT, mixed
@@ -17,8 +18,8 @@ from bench.studies import references
 def matrices(task, method):
     """Accuracy matrices of the seeds 0, 1 and 2."""
     found = []
-    for seed in range(3):
-        protocol, arrays = scores_of(directory_of(task, method, seed))
+    for directory in at_hand((directory_of(task, method, seed) for seed in range(3)), every=True):
+        protocol, arrays = scores_of(directory)
         found.append(protocol.accuracy_matrix(arrays))
     return found
 
