@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -34,7 +35,7 @@ from PIL import Image, ImageDraw
 
 from bench import files, places, randomness
 from bench import fundus_population as population
-from bench.errors import UsageError
+from bench.errors import BenchError, UsageError
 from bench.fundus_photograph import photograph
 
 NAME = "retinopathy_synthetic"
@@ -95,7 +96,7 @@ def make(
         images: Number of photographs, two for each patient.
         size: Their height and width in pixels.
         seed: Fixes the patients and all that is seen of them.
-        workers: Number of processes; default is one for each core that this process may use.
+        workers: Number of processes; default is one for each core.
         progress: Is told how far it has come.
 
     Returns:
@@ -148,7 +149,7 @@ def _is_made(folder: Path, settings: dict[str, Any]) -> bool:
     Raises:
         UsageError: It holds something else, or the beginning of it.
     """
-    for name in ("made.json", "making.json"):
+    for name in ("making.json", "made.json"):  # in this order: the latter is there before the former goes
         there = _read(folder / name)
         differing = [key for key in settings if there and there.get(key) != settings[key]]
         if there and differing:
@@ -197,7 +198,7 @@ def _write_photographs(
 ) -> dict[str, str]:
     """Writes what is missing; returns path below the folder -> SHA-256 for all."""
     patients = images // 2
-    workers = min(workers or len(os.sched_getaffinity(0)), patients)
+    workers = min(workers or os.cpu_count() or 1, patients)
     write = partial(_write_patient, folder, patients, size, seed)
     digests: dict[str, str] = {}
     with _mapped(workers) as mapped:
@@ -215,8 +216,13 @@ def _mapped(workers: int) -> Iterator[Callable[..., Iterable[dict[str, str]]]]:
         yield map
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_serve) as pool:
-        yield partial(pool.map, chunksize=4)
+    try:
+        with ProcessPoolExecutor(workers, mp_context=context, initializer=_serve) as pool:
+            yield partial(pool.map, chunksize=4)
+    except BrokenProcessPool:
+        raise BenchError(
+            f"a process that draws {NAME} was killed; the same command goes on from here"
+        ) from None
 
 
 def _serve() -> None:

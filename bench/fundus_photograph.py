@@ -45,11 +45,11 @@ CAMERAS = (
     Camera(colour=(0.66, 0.27, 0.12), zoom=1.12, height=0.86, noise=0.03, notch="square"),
 )
 
-VEIN = np.array([0.42, 0.62, 0.50])
-ARTERY = np.array([0.22, 0.44, 0.36])
-BLOOD = np.array([0.34, 0.05, 0.04])
-EXUDATE = np.array([1.00, 0.92, 0.52])
-PALE = np.array([1.00, 0.86, 0.58])
+VEIN = np.array([0.32, 0.50, 0.42])
+ARTERY = np.array([0.18, 0.36, 0.30])
+BLOOD = np.array([0.24, 0.02, 0.05])
+EXUDATE = np.array([1.00, 1.00, 0.45])
+PALE = np.array([0.98, 0.76, 0.55])
 
 
 def photograph(
@@ -130,7 +130,7 @@ def _background(view: _View, generator: np.random.Generator) -> tuple[np.ndarray
     lit = generator.normal(0, 0.08, 2)
     light = 1.08 - 0.38 * view.radius**2 + lit[0] * view.across + lit[1] * view.down
     light = np.clip(light, 0.2, None)[..., None]
-    pigment = np.exp(generator.normal(0.0, [0.08, 0.14, 0.22]))
+    pigment = np.exp(generator.normal(0.0, [0.06, 0.10, 0.14]))
     texture = 1 + 0.05 * _clouds(view, 7, generator) + 0.025 * _clouds(view, 24, generator)
     image = np.array(view.camera.colour) * pigment * texture[..., None]
     macula = np.exp(-(view.x**2 + view.y**2) / generator.uniform(0.14, 0.2) ** 2)
@@ -246,7 +246,7 @@ def _lesions(
     canvas, draw = view.canvas()
     for _ in range(haemorrhages):
         x, y = _place(view, 0.6, generator)
-        radius, number = generator.uniform(0.035, 0.06), generator.integers(3, 7)
+        radius, number = generator.uniform(0.042, 0.07), generator.integers(3, 7)
         along, flat = generator.uniform(0, math.pi), generator.uniform(0.3, 0.9)
         u, v = generator.normal(0, radius * 0.6, (2, number)) * [[1.0], [flat]]
         across, up = u * math.cos(along) - v * math.sin(along), u * math.sin(along) + v * math.cos(along)
@@ -258,8 +258,8 @@ def _lesions(
     for _ in range(exudates):
         x, y = _place(view, 0.4, generator)
         number = generator.integers(4, 10)
-        across, up = generator.normal(0, 0.035, (2, number))
-        view.dots(draw, x + across, y + up, generator.uniform(0.012, 0.028, number))
+        across, up = generator.normal(0, 0.04, (2, number))
+        view.dots(draw, x + across, y + up, generator.uniform(0.015, 0.032, number))
     bright = view.mask(canvas, blur=0.004)
 
     dark = np.maximum(0.8 * small, 0.85 * large)[..., None]
