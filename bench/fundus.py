@@ -21,9 +21,10 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ def make(
     settings = {"name": NAME, "version": VERSION, "images": images, "size": size, "seed": seed}
     if _is_made(folder, settings):
         return folder
-    with files.locked(folder):
+    with _alone(folder):
         if not _is_made(folder, settings):
             files.write(folder / "making.json", _json(settings))
             digests = _write_photographs(folder, images, size, seed, workers, progress)
@@ -126,6 +127,19 @@ def make(
             files.write(folder / "made.json", _json(settings | {"digest": digest}))
             (folder / "making.json").unlink()
     return folder
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keeps other processes out of the folder, after one that makes the same is done."""
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(files.locked(folder))
+                break
+            except UsageError:
+                time.sleep(0.5)
+        yield
 
 
 def _is_made(folder: Path, settings: dict[str, Any]) -> bool:
@@ -145,7 +159,7 @@ def _is_made(folder: Path, settings: dict[str, Any]) -> bool:
             )
         if there:
             return name == "made.json"
-    if folder.is_dir() and any(entry.name != files.LOCK for entry in folder.iterdir()):
+    if folder.is_dir() and any(not entry.name.startswith(".") for entry in folder.iterdir()):
         raise UsageError(f"{folder} holds other files than {NAME}; name another folder")
     return False
 
@@ -278,8 +292,8 @@ def _tables(images: int, seed: int) -> dict[str, bytes]:
     return {name: ("\n".join(lines) + "\n").encode() for name, lines in rows.items()}
 
 
-def contact_sheet(columns: int = 6, size: int = 112, seed: int = 17) -> Image.Image:
-    """A sheet of photographs: a row for each level 0-4, and one of an eye under growing artefacts.
+def contact_sheet(columns: int = 6, size: int = 100, seed: int = 17) -> Image.Image:
+    """A sheet of photographs in 256 colours: a row for each level 0-4, and two eyes under growing artefacts.
 
     Args:
         columns: Photographs in a row.
@@ -296,14 +310,15 @@ def contact_sheet(columns: int = 6, size: int = 112, seed: int = 17) -> Image.Im
             if len(row) < columns and strength < 0.3:
                 of_eye = (eyes.visible[0, eye].tolist(), strength, int(eyes.camera[0]), side)
                 row.append(photograph(*of_eye, size, randomness.derive(seed, NAME, patient, side)))
-    strengths = np.linspace(0, 1, columns)
-    rows["strength 0 to 1"] = [
-        photograph([round(n * (1 - s)) for n in (7, 7, 8)], s, 0, "right", size, seed) for s in strengths
-    ]
+    for number in range(2):
+        rows[f"strength 0 to 1, camera {number}"] = [
+            photograph([round(n * (1 - s)) for n in (7, 7, 8)], s, number, "right", size, seed + number)
+            for s in np.linspace(0, 1, columns).tolist()
+        ]
     band = 14
     sheet = Image.new("RGB", (columns * size, len(rows) * (size + band)))
     for number, (title, row) in enumerate(rows.items()):
         top = number * (size + band)
         sheet.paste(Image.fromarray(np.concatenate(row, 1)), (0, top + band))
         ImageDraw.Draw(sheet).text((4, top + 2), title, fill=(230, 230, 230))
-    return sheet
+    return sheet.quantize(256, Image.Quantize.MAXCOVERAGE, kmeans=1, dither=Image.Dither.NONE)

@@ -281,7 +281,7 @@ def _artefacts(image: np.ndarray, view: _View, strength: float, generator: np.ra
     """The image blurred, over- or underexposed, with dust and eyelashes, by the strength."""
     blurred, exposed, dusty, lashed = strength * generator.uniform(0.4, 1.0, 4)
     pixels = np.clip(image * 255, 0, 255).astype(np.uint8)
-    blur = ImageFilter.GaussianBlur(float(0.07 * blurred**1.5 * FIELD * view.size / 2))
+    blur = ImageFilter.GaussianBlur(float(0.05 * blurred**1.5 * FIELD * view.size / 2))
     image = np.asarray(Image.fromarray(pixels).filter(blur), np.float64) / 255
 
     over, side = generator.random() < 0.5, generator.uniform(0, 2 * math.pi)
@@ -297,9 +297,9 @@ def _artefacts(image: np.ndarray, view: _View, strength: float, generator: np.ra
     for _ in range(generator.poisson(10 * dusty)):
         (across, down), radius = generator.uniform(-0.9, 0.9, 2), generator.uniform(0.015, 0.05)
         (i, j), r = view.pixels(across, down)[0], radius * FIELD * view.size * view.factor / 2
-        draw.ellipse((i - r, j - r, i + r, j + r), fill=int(generator.uniform(90, 200)))
+        draw.ellipse((i - r, j - r, i + r, j + r), fill=int(generator.uniform(90, 220)))
     dust = view.mask(canvas, blur=0.012)[..., None]
-    image = image * (1 - 0.7 * dust) + 0.7 * dust * np.array([0.45, 0.42, 0.40]) * image.mean()
+    image = image * (1 - 0.8 * dust) + 0.8 * dust * np.array([0.16, 0.15, 0.15])
     canvas, draw = view.canvas()
     for _ in range(generator.poisson(7 * lashed)):
         root, t = generator.uniform(-0.9, 0.9), np.linspace(0, 1, 12)

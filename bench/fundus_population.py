@@ -56,12 +56,12 @@ class Rate(NamedTuple):
 
 RATES = (
     Rate(background=0.30, most=8.0, steepness=4.0, middle=0.95),
-    Rate(background=0.06, most=9.0, steepness=4.0, middle=1.20),
-    Rate(background=0.15, most=10.0, steepness=4.0, middle=1.45),
+    Rate(background=0.06, most=12.0, steepness=3.5, middle=1.40),
+    Rate(background=0.15, most=16.0, steepness=3.0, middle=1.80),
 )
 """One for each of KINDS; what stands in the background are marks of healthy eyes that look alike."""
 
-GRID = np.linspace(-5.0, 5.0, 401)
+GRID = np.linspace(-5.0, 5.0, 201)
 """Severities at which integrals over N(0, 1) are evaluated: the trapezoidal rule, error below 1e-6."""
 
 

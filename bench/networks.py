@@ -190,7 +190,9 @@ def vgg16(channels: int = 64, dropout: float = 0.0, width: float = 1.0) -> nn.Se
 
     Convolutions 3x3 with LeakyReLU 0.2 in five blocks, the first with stride 2; max pool 2 after blocks 1 to
     4; global mean and global maximum of the last maps ("mean and average" in Farquhar 2022, B.3; see
-    docs/sources.md); linear to one output. Dropout drops whole feature maps after every convolution.
+    docs/sources.md); linear to one output. Dropout drops whole feature maps after every convolution. The
+    convolutions are those of Simonyan and Zisserman 2015, "Very Deep Convolutional Networks for Large-Scale
+    Image Recognition", configuration D.
 
     With c channels it has 3591 c^2 + 109 c + 1 parameters: 14,715,713 at 64.
 

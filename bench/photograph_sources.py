@@ -140,7 +140,7 @@ def _medmnist(path: Path) -> Listing:
         path = files[0]
     eyes, bad, sides = [], [], set()
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             for part in PARTS:
                 images, levels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
                 square = images.ndim == 4 and images.shape[1] == images.shape[2] and images.shape[3] == 3
@@ -200,12 +200,10 @@ def _files(folder: Path, bad: list[tuple[str, str]]) -> dict[str, tuple[Path, in
         with os.scandir(folder) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 name, ending = os.path.splitext(entry.name)
-                if ending.lower() not in ENDINGS or name.startswith("."):
+                if ending.lower() not in ENDINGS or name.startswith(".") or not entry.is_file():
                     continue
                 if name in found:
                     bad.append((name, f"{entry.name} has the name of {found[name][0].name}, which is taken"))
-                elif not entry.is_file():
-                    bad.append((name, "no file"))
                 else:
                     found[name] = (Path(entry.path), entry.stat().st_size)
     except OSError as error:
@@ -284,9 +282,9 @@ SOURCES = {
         origin="made by this project, in Kaggle's layout",
         licence="Apache-2.0",
         examples="as many as made",
-        size=128,
+        size=64,
         steps=(
-            "`bench data make retinopathy_synthetic --images 5000 --size 128 --seed 0` makes a folder DIR "
+            "`bench data make retinopathy_synthetic --images 2000 --size 64 --seed 0` makes a folder DIR "
             f"with {_KAGGLE_FILES}"
         ),
         listing=_kaggle,

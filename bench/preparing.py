@@ -244,7 +244,7 @@ def _writing(folder: Path, needed: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, getattr(errno, "EDQUOT", None)):  # Windows has no quota's
             raise _full(folder, needed) from None
         raise OutputError(
             f"cannot write {folder}: {error.strerror or error}; choose another --data-dir"

@@ -67,7 +67,7 @@ def decoded(path: Path, side: int) -> Image.Image:
     if picture.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255
         deep = np.asarray(picture)
         picture = Image.fromarray((deep if deep.max() < 256 else deep >> 8).astype(np.uint8))
-    return picture.convert("RGB")
+    return picture if picture.mode == "RGB" else picture.convert("RGB")
 
 
 def finished(picture: Image.Image, size: int, way: Way, is_cropped: bool = False) -> np.ndarray:
@@ -81,8 +81,9 @@ def finished(picture: Image.Image, size: int, way: Way, is_cropped: bool = False
     """
     if way == "contrast":
         return contrast(picture, size)
-    square = picture if is_cropped else _squared(picture)
-    return np.asarray(square.resize((size, size), _FILTER))
+    if is_cropped:
+        return np.asarray(picture.resize((size, size), _FILTER))
+    return _squared(picture, size)
 
 
 def radius(picture: Image.Image) -> float:
@@ -122,17 +123,19 @@ def contrast(picture: Image.Image, size: int) -> np.ndarray:
     return made
 
 
-def _squared(picture: Image.Image) -> Image.Image:
-    """The fundus' bounding square, the middle of the fundus in its middle."""
-    grey = np.asarray(picture.convert("L"), np.float32)
+def _squared(picture: Image.Image, size: int) -> np.ndarray:
+    """The fundus' bounding square, the middle of the fundus in its middle, scaled."""
+    grey = np.asarray(picture.convert("L"))
     bright = grey.mean() / 10
     box = []
     for profile in (grey.mean(0), grey.mean(1)):
         inside = np.flatnonzero(profile > bright)
         box.append((int(inside[0]), int(inside[-1]) + 1) if len(inside) else (0, len(profile)))
-    side = max(end - begin for begin, end in box)
-    left, top = ((begin + end - side) // 2 for begin, end in box)
-    fundus = picture.crop((box[0][0], box[1][0], box[0][1], box[1][1]))
-    square = Image.new("RGB", (side, side))
-    square.paste(fundus, (box[0][0] - left, box[1][0] - top))
-    return square
+    (left, right), (top, bottom) = box
+    longest = max(right - left, bottom - top)
+    width, height = (max(1, round(size * (end - begin) / longest)) for begin, end in box)
+    scaled = picture.resize((width, height), _FILTER, box=(left, top, right, bottom))
+    made = np.zeros((size, size, 3), np.uint8)
+    row, column = (size - height) // 2, (size - width) // 2
+    made[row : row + height, column : column + width] = np.asarray(scaled)
+    return made

@@ -35,7 +35,7 @@ from bench.registry import methods
 from bench.studies import active, continual, referral, referral_comparison, singular
 from bench.studies.singular import charts, claims
 from bench.studies.singular import table as singular_table
-from bench.tasks import singular_evidence
+from bench.tasks import gradient_variance, singular_evidence
 
 ROOT = Path(__file__).parent.parent
 SPEED = ROOT / "benchmarks" / "elbo_step.json"
@@ -498,6 +498,39 @@ def active_testing(task: str) -> str:
 
 
 @cache
+# ---- noise of gradients
+
+
+def gradient_variances() -> str:
+    """Variances of the gradient at two sigmas, their ratio, and the angle between gradients of two draws."""
+    rows = []
+    for task_identity, method_identity, group in groups("gradient_variance"):
+        tenth, one, rise = (
+            gradient_variance.geometric(np.array([record.metrics[name] for _, record in group]))
+            for name in ("variance_at_tenth", "variance_at_one", "rise")
+        )
+        cells = [f"{tenth.centre:.2e}", f"{one.centre:.2e}", f"{rise:.3g}"]
+        cells += [metric(group, "cosine_at_tenth"), metric(group, "cosine_at_one")]
+        minutes = np.mean([record.seconds for _, record in group]) / 60
+        name = f"`{method_identity}`, `{task_identity}`"
+        rows.append([name, str(len(group)), *cells, metric(group, "distance"), f"{minutes:.1f}"])
+    header = ["method, task", "seeds", "variance at sigma 0.1", "at sigma 1", "rise", "cosine at 0.1", "at 1"]
+    return table([*header, "distance, sigma", "minutes per run"], rows)
+
+
+def training_dynamics() -> str:
+    """Where a fit ends, and where its training accuracy was best."""
+    names = ["best_accuracy", "best_epoch", "accuracy", "nll_at_best", "nll"]
+    names += ["prior_cross_entropy_at_best", "prior_cross_entropy", "gradient_sd_at_best", "gradient_sd"]
+    rows = []
+    for task in ("training_dynamics", "training_dynamics_digits"):
+        for task_identity, method_identity, group in groups(task):
+            minutes = np.mean([record.seconds for _, record in group]) / 60
+            row = [f"`{method_identity}`, `{task_identity}`", str(len(group))]
+            rows.append(row + [metric(group, name) for name in names] + [f"{minutes:.1f}"])
+    return table(["method, task", "seeds", *names, "minutes per run"], rows)
+
+
 def singular_runs() -> list[singular.Run]:
     """Committed runs of singular_evidence, on data sets that agree."""
     own = [path for path, record in committed() if record.task.name == "singular_evidence"]
@@ -827,6 +860,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "active learning said": lambda: active_said("active_mnist"),
     "active testing": lambda: active_testing("active_testing_mnist"),
     "active testing said": lambda: active_said("active_testing_mnist"),
+    "gradient variance": gradient_variances,
+    "gradient variance said": lambda: active_said("gradient_variance"),
+    "training dynamics": training_dynamics,
+    "training dynamics said": lambda: active_said("training_dynamics_digits"),
     "singular rows": singular_rows,
     "singular claims": singular_claims,
     "singular published": singular_published,
@@ -855,7 +892,7 @@ def draw() -> None:
     figures.save(type(toys[0].task).compare(toys).charts, folder, footer(toys))
     for name, (chart, runs) in continual_charts().items():
         figures.save({f"continual-{name}": chart}, folder, footer(runs))
-    for task in ("active_mnist", "active_testing_mnist"):
+    for task in ("active_mnist", "active_testing_mnist", "gradient_variance", "training_dynamics_digits"):
         figures.save(compared(task).charts, folder, footer(finished_runs(task)))
     for name, chart in singular_charts().items():
         figures.save({name: chart}, folder, figures.footer(singular_labels(name)))

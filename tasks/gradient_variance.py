@@ -247,7 +247,9 @@ class GradientVariance(Task):
             for line, of in lines.items():
                 sentences += [f"{task}, {line}: {said}" for said in claims([*of.values()])]
             for first, second in pairs(lines):
-                if said := at_equal_distance(lines[first], lines[second]):
+                one, other = lines[first], lines[second]
+                is_alike = {run.variant for run in one.values()} == {run.variant for run in other.values()}
+                if is_alike and (said := at_equal_distance(one, other)):
                     sentences.append(f"{task}: {first} over {second}: {said}")
         return Comparison(charts, sentences=sentences)
 

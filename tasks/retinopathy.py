@@ -114,6 +114,11 @@ class Retinopathy(PhotographTask):
     settings: Settings
 
     @property
+    def shift(self) -> str:  # type: ignore[override]
+        """How test eyes differ from training eyes."""
+        return self.settings.shift
+
+    @property
     def spec(self) -> Spec:
         """What is measured."""
         return Spec(

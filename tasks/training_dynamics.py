@@ -14,7 +14,7 @@ appendix B.3: Adam at 1e-4, 4 training samples; and Fig. 4.6b, where truncated n
 untruncated by what is learned from it. Deviations: the source trains VGG-16 at 5/8 of its channels, 40, on
 44,594 photographs of eyes; ours has three of its convolutions and grey images. Its 150 epochs until the fall
 are about 100,000 steps, in which Adam at 1e-4 moves rho by up to 10; ours are 4,000 in all, so that the same
-way takes a learning rate of 1e-3.
+way takes a learning rate of 3e-3.
 
 What would mislead: accuracy here is that of training, which a better posterior need not raise; whoever starts
 with a smaller sigma, or moves it more slowly, falls later or not at all within the epochs. The best accuracy

@@ -76,9 +76,10 @@ def test_pairs_are_tested_by_the_discordant_ones():
 
 
 def test_a_diverged_fit_learned_nothing_and_is_not_good():
-    outcomes = {0: None, 1: 0.5499, 2: 0.55, 3: 0.8799, 4: 0.88, 5: 0.9}
-    assert robustness.learned(outcomes) == {2, 3, 4, 5}
-    assert robustness.good(outcomes, 0.9) == {4, 5}
+    found = (None, 0.5499, 0.55, 0.8799, 0.88, 0.9)
+    outcomes = {(number, 0): auc for number, auc in enumerate(found)}
+    assert robustness.learned(outcomes) == {(2, 0), (3, 0), (4, 0), (5, 0)}
+    assert robustness.good(outcomes, 0.9) == {(4, 0), (5, 0)}
 
 
 def run(method, number, auc, preset="standard", epochs=5):
@@ -109,7 +110,7 @@ def test_few_pairs_decide_nothing():
 
 
 def test_comparison_refuses_what_cannot_stand_together():
-    with pytest.raises(UsageError, match="configuration 3 is given twice"):
+    with pytest.raises(UsageError, match="configuration 3, seed 0, is given twice"):
         compare([run("mfvi", 3, 0.7), run("mfvi", 3, 0.8)])
     with pytest.raises(UsageError, match="same preset"):
         compare([run("mfvi", 3, 0.7), run("radial", 3, 0.8, epochs=6)])

@@ -1,6 +1,6 @@
 """Tasks on photographs of eyes: their parts, their labels, and how a network is fed with them.
 
-A task on photographs has the settings `dataset`, `shift`, `size`, `preprocess` and `images` of
+A task on photographs has the settings `dataset`, `size`, `preprocess` and `images`, and perhaps `shift`, of
 `bench.tasks.retinopathy`.
 """
 
@@ -82,6 +82,11 @@ class Eyes(Stored):
 class PhotographTask(Task):
     """A task whose examples are photographs of eyes, prepared and in their published parts."""
 
+    @property
+    def shift(self) -> str:
+        """How test eyes differ from training eyes: none, severity or country."""
+        return getattr(self.settings, "shift", "none")
+
     def _prepared(self, dataset: str) -> Photographs:
         """Prepared photographs; synthetic ones are made and prepared unless as many are there."""
         from bench import photographs, preparing  # here, since to score a run takes none of them
@@ -107,11 +112,11 @@ class PhotographTask(Task):
     @cached_property
     def tested(self) -> Photographs:
         """Those tested on."""
-        return self._prepared(ABROAD) if self.settings.shift == "country" else self.photographs
+        return self._prepared(ABROAD) if self.shift == "country" else self.photographs
 
     def rows(self, part: str) -> np.ndarray:
         """Numbers of the photographs of the part train, val or test."""
-        source, shift = self.tested if part == "test" else self.photographs, self.settings.shift
+        source, shift = self.tested if part == "test" else self.photographs, self.shift
         if part == "test" and shift == "country":
             return np.arange(len(source.levels))
         is_in = source.parts == part

@@ -83,18 +83,23 @@ def configurations(count: int = COUNT) -> list[Configuration]:
     return found
 
 
+CONFIGURATIONS = configurations()
+
+
 def grid(task: str, methods: Sequence[str] = ("mfvi", "radial")) -> list[dict[str, Any]]:
     """Blocks of `bench sweep --grid`, one per configuration."""
     return [
         {"methods": list(methods), "tasks": task, "method": of.of_method, "task": {"configuration": number}}
-        for number, of in enumerate(configurations())
+        for number, of in enumerate(CONFIGURATIONS)
     ]
 
 
 # ---------------------------------------------------------------------------------------------- outcomes
 
-Outcomes = Mapping[int, float | None]
-"""Configuration -> AUC, None where the fit diverged or has none."""
+Trial = tuple[int, int]
+"""Configuration and seed."""
+Outcomes = Mapping[Trial, float | None]
+"""Trial -> AUC, None where the fit diverged or has none."""
 
 
 def share(count: int, of: int) -> str:
@@ -103,17 +108,17 @@ def share(count: int, of: int) -> str:
     return f"{count} of {of}, {count / of:.2f} ({low:.2f} to {high:.2f})"
 
 
-def learned(outcomes: Outcomes) -> set[int]:
-    """Configurations that learned something; a fit that diverged learned nothing."""
-    return {number for number, auc in outcomes.items() if auc is not None and auc >= LEARNED}
+def learned(outcomes: Outcomes) -> set[Trial]:
+    """Trials that learned something; a fit that diverged learned nothing."""
+    return {trial for trial, auc in outcomes.items() if auc is not None and auc >= LEARNED}
 
 
-def good(outcomes: Outcomes, best: float) -> set[int]:
-    """Configurations that are near the best AUC of the study."""
-    return {number for number, auc in outcomes.items() if auc is not None and auc >= best - GOOD}
+def good(outcomes: Outcomes, best: float) -> set[Trial]:
+    """Trials that are near the best AUC of the study."""
+    return {trial for trial, auc in outcomes.items() if auc is not None and auc >= best - GOOD}
 
 
-def paired(first: set[int], second: set[int]) -> tuple[int, int, float]:
+def paired(first: set[Trial], second: set[Trial]) -> tuple[int, int, float]:
     """How many are in the first set alone, how many in the second alone, and McNemar's exact p-value."""
     only = len(first - second), len(second - first)
     p = stats.binomtest(only[0], sum(only)).pvalue if sum(only) else 1.0
@@ -121,19 +126,19 @@ def paired(first: set[int], second: set[int]) -> tuple[int, int, float]:
 
 
 def compare(runs: Sequence[FinishedRun]) -> Comparison:
-    """Shares that learned nothing and that are good, by method; pairs of methods by configuration.
+    """Shares that learned nothing and that are good, by method; pairs of methods by configuration and seed.
 
     Raises:
-        UsageError: If a configuration of a method is given twice, or runs differ in more than configuration.
+        UsageError: If a trial of a method is given twice, or runs differ in more than configuration and seed.
     """
-    found: dict[str, dict[int, float | None]] = {}
+    found: dict[str, dict[Trial, float | None]] = {}
     settings = set()
     for run in runs:
-        number = run.task.settings.configuration
+        trial = run.task.settings.configuration, run.seed
         of_method = found.setdefault(run.method_name, {})
-        if number in of_method:
-            raise UsageError(f"{run.method_name}: configuration {number} is given twice")
-        of_method[number] = run.metrics.get("auc")
+        if trial in of_method:
+            raise UsageError(f"{run.method_name}: configuration {trial[0]}, seed {trial[1]}, is given twice")
+        of_method[trial] = run.metrics.get("auc")
         settings.add(
             (
                 run.task_name,
@@ -157,18 +162,18 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
     for i, first in enumerate(names):
         for second in names[i + 1 :]:
             both = found[first].keys() & found[second].keys()
-            one, other = ({n: found[name][n] for n in both} for name in (first, second))
+            one, other = ({t: found[name][t] for t in both} for name in (first, second))
             for what, sets in (
                 ("learned something", (learned(one), learned(other))),
                 ("are good", (good(one, best), good(other, best))),
             ):
                 a, b, p = paired(*sets)
-                said = f"of {len(both)} configurations {a} {what} with {first} alone, {b} with {second} alone"
+                said = f"of {len(both)} shared trials {a} {what} with {first} alone, {b} with {second} alone"
                 verdict = "undecided" if p >= 0.05 else f"{first if a > b else second} is more robust"
                 sentences.append(f"{said} (McNemar's exact test, p = {p:.2g}): {verdict}")
     header = [
         "method",
-        "configurations",
+        "trials",
         f"learned nothing (AUC < {LEARNED})",
         f"good (within {GOOD} of the best)",
     ]
