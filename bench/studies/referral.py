@@ -362,7 +362,8 @@ def charts(readings: Readings) -> dict[str, Any]:
             centre = np.array([values[key] for key in keys])
             error = np.nan_to_num([readings.errors[key] for key in keys])
             around[SHOWN[name]] = Band(centre, centre - error, centre + error)
-        title = ["AUC of the images that are not referred", f"band: 1 standard error, {RESAMPLES} resamples"]
+        note = f"band: 1 standard error, {RESAMPLES} resamples; none where one of them leaves one class"
+        title = ["AUC of the images that are not referred", note]
         found["referral"] = figures.bands(around, at, title, "most uncertain images referred, %", "AUC")
     drawn = curves(readings)
     for name, curve, heading, x_title, y_title, diagonal in (
