@@ -14,7 +14,7 @@ Shuffled means over all images for the map, among the images of a chunk and over
 buffer of 1,000 images and over shards for webdataset. `jpeg` stores quality 90 and decodes at every reading,
 which is not the same pixels. Ways whose package is not installed are left out, and named.
 
-`download` counts a way's package and those that it needs beyond what this project has.
+`packages added` and `MB added` are those that a way needs and this project has not, as installed.
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ def measure(images: int, size: int, rounds: int) -> tuple[list[dict], list[str]]
                 "writing, s": seconds,
                 "MB": sum(f.stat().st_size for f in folder.rglob("*") if f.is_file()) / 1e6,
                 "packages added": count,
-                "download, MB": megabytes,
+                "MB added": megabytes,
             }
         numbers = {name: {"in order": [], "shuffled": [], "resumed": [], "same": []} for name in names}
         half = images // BATCH // 2
