@@ -107,5 +107,7 @@ def _tell(message: object) -> None:
 
 def _discard(stream: TextIO) -> None:
     """Lets the end of the process drop what a stream did not take, in place of a traceback."""
+    for console in (output, errors):
+        console.forget()
     with suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), stream.fileno())

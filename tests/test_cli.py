@@ -2,11 +2,13 @@
 
 import ast
 import inspect
+import io
 import itertools
 import json
 import re
 import shlex
 import shutil
+import sys
 import textwrap
 from dataclasses import fields
 from pathlib import Path
@@ -612,3 +614,15 @@ def test_show_tells_whether_the_chains_of_a_sampler_agree(call, tmp_path, rhat, 
     assert code == 0
     assert verdict in out
     assert "acceptance 0.8125" in out
+
+
+def test_what_nobody_read_is_not_printed_by_the_next_command(call, monkeypatch):
+    class Closed(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError(32, "Broken pipe")
+
+    expected = call("list", "methods")
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", Closed())
+        assert cli.main(["list"]) == 141
+    assert call("list", "methods") == expected

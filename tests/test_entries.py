@@ -396,7 +396,7 @@ def test_every_committed_record_computes_again(monkeypatch):
         return scored[-1][1:]
 
     monkeypatch.setattr(entries, "split_metrics", split)
-    for directory, record in entries.committed():
+    for directory, record in at_hand():
         scored.clear()
         entries.refuse(directory, record, exactly=False)
         assert directory == entries.directory_of(record.task.identity, record.method.identity, record.seed)

@@ -33,6 +33,10 @@ class SafeConsole(Console):
         """Leaves a reader that is gone to `bench.cli.main`, which knows the exit code."""
         raise
 
+    def forget(self) -> None:
+        """Drops what could not be written; rich would write it before the next text."""
+        del self._buffer[:]
+
 
 errors = SafeConsole(stderr=True, highlight=False, markup=False, emoji=False)
 output = SafeConsole(highlight=False, markup=False, emoji=False)
