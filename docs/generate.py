@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image, ImageDraw
 
 from bench import figures, fundus_population, metrics, registry, runner, tune
 from bench.comparison import by_task
@@ -821,6 +822,20 @@ def retinopathy_controls(task: str) -> str:
     return table(header, rows)
 
 
+def retinopathy_mistakes(run: FinishedRun, number: int = 10, band: int = 14) -> Image.Image:
+    """The photographs that a run reads wrongly, a row of the most and one of the least certain mistakes."""
+    images, _ = run.task.own_data("test")
+    rows = referral.mistakes(referral.Readings.of(run.arrays), number)
+    side = images[0].shape[0]
+    sheet = Image.new("RGB", (number * side, len(rows) * (side + band)))
+    for at, (title, of_row) in enumerate(rows.items()):
+        top = at * (side + band)
+        ImageDraw.Draw(sheet).text((4, top + 2), title, fill=(230, 230, 230))
+        for column, row in enumerate(of_row):
+            sheet.paste(Image.fromarray(np.asarray(images[row])), (column * side, top + band))
+    return sheet
+
+
 def retinopathy_said(task: str) -> str:
     """What `bench figures RUN.. --to DIR` says of the committed runs of a task."""
     return active_said(task) if finished_runs(task) else "No run is committed yet."
@@ -898,6 +913,8 @@ def draw() -> None:
         figures.save({name: chart}, folder, figures.footer(singular_labels(name)))
     if runs := finished_runs("retinopathy_synthetic"):
         figures.save(compared("retinopathy_synthetic").charts, folder, footer(runs))
+        shown = next(run for run in runs if run.line == "radial")
+        retinopathy_mistakes(shown).save(folder / "retinopathy_synthetic-mistakes.png")
     for run in finished_runs("active_regression"):
         drawn = run.task.figures(run.arrays)
         shown = {f"{run.task_identity}-{name}": drawn[name] for name in ("bias", "variance", "test_error")}

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import ndtr
 from sklearn.metrics import brier_score_loss, roc_auc_score, roc_curve
@@ -250,6 +250,7 @@ def test_area_is_the_mean_over_the_grid():
 # ------------------------------------------------------------------------------------------------ bootstrap
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 3), min_size=12, max_size=12), st.integers(0, 5))
 def test_counts_mean_repeated_images(counts, seed):
     """A resample scores as the test set would in which its images stand as often, in file order."""

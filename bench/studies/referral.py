@@ -340,8 +340,8 @@ def curves(readings: Readings) -> list[Row]:
     for name in readings.uncertainty:
         for curve, values in {AUC: readings.values, AUC_ERROR: readings.errors}.items():
             rows += [Row(curve, SHOWN[name], p, values[f"auc_{p}_{name}"]) for p in GRID]
-    for name, values in controls(readings).items():
-        rows += [Row(CONTROL, name, p, float(v)) for p, v in zip(GRID, values, strict=True)]
+    for name, broken in controls(readings).items():
+        rows += [Row(CONTROL, name, p, float(v)) for p, v in zip(GRID, broken, strict=True)]
     _, predicted, sick = readings.calibration(readings.once, adaptive=True)
     bins = f"{BINS} bins of as many images"
     rows += [Row(CALIBRATION, bins, float(p), float(s)) for p, s in zip(predicted, sick, strict=True)]
@@ -362,10 +362,11 @@ def charts(readings: Readings) -> dict[str, Any]:
             centre = np.array([values[key] for key in keys])
             error = np.nan_to_num([readings.errors[key] for key in keys])
             around[SHOWN[name]] = Band(centre, centre - error, centre + error)
-        title = ["AUC of the images that are not referred", f"band: 1 standard error, {RESAMPLES} resamples"]
+        note = f"band: 1 standard error, {RESAMPLES} resamples; none where one of them leaves one class"
+        title = ["AUC of the images that are not referred", note]
         found["referral"] = figures.bands(around, at, title, "most uncertain images referred, %", "AUC")
     drawn = curves(readings)
-    for name, curve, title, x_title, y_title, diagonal in (
+    for name, curve, heading, x_title, y_title, diagonal in (
         ("calibration", CALIBRATION, "Calibration", "predicted p(sick)", "share of sick", "calibrated"),
         ("roc", ROC, "ROC curve", "1 - specificity", "sensitivity", "guessing"),
     ):
@@ -374,7 +375,7 @@ def charts(readings: Readings) -> dict[str, Any]:
             if row.curve == curve:
                 series.setdefault(row.series, []).append((row.x, row.value))
         if series:
-            found[name] = figures.unit_square(series, title, x_title, y_title, diagonal)
+            found[name] = figures.unit_square(series, heading, x_title, y_title, diagonal)
     return found
 
 

@@ -188,5 +188,6 @@ def artefacts(task: str, lines: Lines) -> tuple[dict[str, Any], list[str]]:
 
 def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
     """Spearman's, of values without ties."""
-    ranks = [np.argsort(np.argsort(values, kind="stable"), kind="stable") for values in (first, second)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    ranks = (np.argsort(np.argsort(values, kind="stable"), kind="stable") for values in (first, second))
+    one, other = (rank - rank.mean() for rank in ranks)
+    return float(one @ other / (one @ one))
