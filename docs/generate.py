@@ -833,7 +833,7 @@ def draw() -> None:
     figures.save(type(toys[0].task).compare(toys).charts, folder, footer(toys))
     for name, (chart, runs) in continual_charts().items():
         figures.save({f"continual-{name}": chart}, folder, footer(runs))
-    for task in ("active_mnist", "active_testing_mnist", "gradient_variance"):
+    for task in ("active_mnist", "active_testing_mnist", "gradient_variance", "training_dynamics_digits"):
         figures.save(compared(task).charts, folder, footer(finished_runs(task)))
     for name, chart in singular_charts().items():
         figures.save({name: chart}, folder, figures.footer(singular_labels(name)))
