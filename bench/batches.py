@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, Sampler, TensorDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from bench import randomness
-from bench.contract import Batch
+from bench.contract import Batch, Stored
 from bench.errors import UsageError
 
+CPU = torch.device("cpu")
 
-class TensorBatches:
-    """Batches of a data set that lies in memory, in a new order every epoch.
+_LARGEST_PIECE = 50_000_000
+"""Floats of inputs, or of outputs, that one piece of a prediction may hold."""
+
+
+class _Ordered:
+    """Which rows make the batches of an epoch.
 
     Args:
-        tensors: Inputs `[N, ...]`, targets `[N, ...]` and perhaps weights `[N]`.
+        size: Number of examples.
         batch_size: Examples per batch; None is all of them.
         seed: Of the orders; None keeps the data set's own order.
         ranks: (rank, number of processes): every process takes its share of each epoch.
@@ -27,14 +31,14 @@ class TensorBatches:
 
     def __init__(
         self,
-        tensors: tuple[Tensor, ...],
+        size: int,
         batch_size: int | None,
         seed: int | None,
-        ranks: tuple[int, int],
+        ranks: tuple[int, int] = (0, 1),
         draws: int | None = None,
     ) -> None:
-        self.tensors, self.seed, self.ranks = tensors, seed, ranks
-        self.draws = draws if draws and batch_size else len(tensors[0])
+        self.size, self.seed, self.ranks = size, seed, ranks
+        self.draws = draws if draws and batch_size else size
         self.rows = self.draws // ranks[1]
         self.batch_size = min(batch_size or self.rows, self.rows)
         self.epoch = 0
@@ -48,70 +52,165 @@ class TensorBatches:
     def __len__(self) -> int:
         return -(-self.rows // self.batch_size)
 
-    def __iter__(self) -> Iterator[Batch]:
+    @property
+    def in_own_order(self) -> bool:
+        """Whether every pass is that of the data set itself, in which nothing is drawn."""
+        return self.seed is None or (self.batch_size == self.rows == self.size and self.ranks[1] == 1)
+
+    def order(self) -> Tensor:
+        """Rows of this process in this epoch, one after another; beyond the data set's size, pass by pass.
+
+        The row r of pass p is given as p * size + r.
+        """
+        if self.in_own_order:
+            return torch.arange(self.size)
+        assert self.seed is not None
+        generator, passes = randomness.generator(self.seed, self.epoch), -(-self.draws // self.size)
+        drawn = [p * self.size + torch.randperm(self.size, generator=generator) for p in range(passes)]
         rank, world = self.ranks
-        if self.seed is None or (self.batch_size == self.rows == len(self.tensors[0]) and world == 1):
+        return torch.cat(drawn)[: self.draws][rank::world][: self.rows]
+
+
+class TensorBatches(_Ordered):
+    """Batches of a data set that lies in memory, in a new order every epoch.
+
+    Args:
+        tensors: Inputs `[N, ...]`, targets `[N, ...]` and perhaps weights `[N]`.
+        order: As of `batches`.
+    """
+
+    def __init__(
+        self,
+        tensors: tuple[Tensor, ...],
+        batch_size: int | None,
+        seed: int | None,
+        ranks: tuple[int, int] = (0, 1),
+        draws: int | None = None,
+    ) -> None:
+        super().__init__(len(tensors[0]), batch_size, seed, ranks, draws)
+        self.tensors = tensors
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self.in_own_order:
             for parts in zip(*(t.split(self.batch_size) for t in self.tensors), strict=True):
                 yield Batch(*parts)
             return
-        generator, size = randomness.generator(self.seed, self.epoch), len(self.tensors[0])
-        passes = [torch.randperm(size, generator=generator) for _ in range(-(-self.draws // size))]
-        order = torch.cat(passes)[: self.draws]
-        for index in order[rank::world][: self.rows].split(self.batch_size):
-            yield Batch(*(t[index] for t in self.tensors))
+        for rows in (self.order() % self.size).split(self.batch_size):
+            yield Batch(*(t[rows] for t in self.tensors))
 
 
-class _EpochGenerator(Sampler):
-    """Order of a data set that is read from disk; new every epoch."""
+class StoredBatches(_Ordered):
+    """Batches of a data set on disk: read by loader processes, finished on the device.
 
-    def __init__(self, size: int, seed: int) -> None:
-        self.size, self.seed, self.epoch = size, seed, 0
+    The numbers behind the augmentation of an example are drawn from (seed, epoch, row): neither the batches
+    nor the number of loader processes change them. Lightning keeps `state_dict` in its checkpoints, so that
+    an epoch goes on where it was stopped.
 
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
+    Args:
+        examples: What is stored.
+        device: Where batches are finished and left.
+        workers: Processes that read ahead; 0 reads when a batch is asked for.
+        augment: Whether examples are augmented.
+    """
+
+    def __init__(
+        self,
+        examples: Stored,
+        batch_size: int | None,
+        seed: int | None,
+        ranks: tuple[int, int] = (0, 1),
+        draws: int | None = None,
+        device: torch.device = CPU,
+        workers: int = 0,
+        augment: bool = True,
+    ) -> None:
+        super().__init__(len(examples), batch_size, seed, ranks, draws)
+        self.examples, self.device, self.workers = examples, device, workers
+        self.augment = augment and seed is not None and examples.num_uniforms > 0
+        self._done = 0  # batches of the present pass that were handed out
+        self._restored: dict[str, int] = {}
+
+    def state_dict(self) -> dict[str, int]:
+        """How far the present pass is."""
+        return {"epoch": self.epoch, "done": self._done}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Has the next pass begin where `state_dict` was asked, if it is of the same epoch."""
+        self._restored = state
+
+    def __iter__(self) -> Iterator[Batch]:
+        restored, self._restored = self._restored, {}
+        self._done = restored["done"] if restored.get("epoch") == self.epoch else 0
+        rows = list(self.order().split(self.batch_size))[self._done :]
+        reader = DataLoader(
+            _Reads(self.examples, rows, (self.seed, self.epoch) if self.augment else None),
+            batch_size=None,
+            num_workers=self.workers,
+            pin_memory=self.device.type == "cuda",
+            generator=torch.Generator().manual_seed(0),  # of the workers' seeds, from which nothing is drawn
+        )
+        for inputs, targets, *uniforms in reader:
+            self._done += 1
+            moved = [part.to(self.device, non_blocking=True) for part in (inputs, *uniforms)]
+            finished = self.examples.finish(moved[0], moved[1] if uniforms else None)
+            yield Batch(finished, targets.to(self.device, non_blocking=True))
+
+
+class _Reads(Dataset):
+    """The batches of an epoch as stored, and the uniform numbers `[B, U]` of their augmentation."""
+
+    def __init__(self, examples: Stored, rows: list[Tensor], key: tuple[int | None, int] | None) -> None:
+        self.examples, self.rows, self.key = examples, rows, key
 
     def __len__(self) -> int:
-        return self.size
+        return len(self.rows)
 
-    def __iter__(self) -> Iterator[int]:
-        return iter(torch.randperm(self.size, generator=randomness.generator(self.seed, self.epoch)).tolist())
-
-
-def _collate(rows: list[Any]) -> Batch:
-    return Batch(*default_collate(rows))
-
-
-def rows(dataset: Dataset) -> int:
-    """Number of examples; every data set of the suite has one, torch's type does not say so."""
-    return len(dataset)  # type: ignore[arg-type]
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        rows = self.rows[index]
+        read = self.examples.read(rows % len(self.examples))
+        if self.key is None:
+            return read
+        seed, epoch = self.key
+        assert seed is not None
+        sources = (randomness.generator(seed, "augment", epoch, row) for row in rows.tolist())
+        drawn = [torch.rand(self.examples.num_uniforms, generator=source) for source in sources]
+        return *read, torch.stack(drawn)
 
 
 def batches(
-    dataset: Dataset,
+    examples: TensorDataset | Stored,
     batch_size: int | None,
     seed: int | None,
     ranks: tuple[int, int] = (0, 1),
     draws: int | None = None,
-) -> TensorBatches | DataLoader:
-    """Batches of any data set; those in memory are sliced, others go through a DataLoader.
+    device: torch.device = CPU,
+    workers: int = 0,
+    augment: bool = True,
+) -> TensorBatches | StoredBatches:
+    """Batches of examples in memory or on disk; see `_Ordered` and `StoredBatches` for the arguments.
 
     Raises:
-        UsageError: If `draws` are asked of a data set that does not lie in memory.
+        UsageError: If the examples are neither.
     """
-    if isinstance(dataset, TensorDataset):
-        return TensorBatches(dataset.tensors, batch_size, seed, ranks, draws)
-    if draws is not None:
-        raise UsageError("a budget with draws needs a data set in memory, a TensorDataset")
-    size = rows(dataset)
-    if seed is None:
-        return DataLoader(dataset, batch_size or size, collate_fn=_collate)
-    sampler = (
-        DistributedSampler(dataset, ranks[1], ranks[0], seed=seed % 2**31, drop_last=True)
-        if ranks[1] > 1
-        else _EpochGenerator(size, seed)
-    )
-    source = randomness.generator(seed, "workers")
-    return DataLoader(dataset, batch_size or size, sampler=sampler, collate_fn=_collate, generator=source)
+    if isinstance(examples, TensorDataset):
+        return TensorBatches(examples.tensors, batch_size, seed, ranks, draws)
+    if isinstance(examples, Stored):
+        return StoredBatches(examples, batch_size, seed, ranks, draws, device, workers, augment)
+    raise UsageError(f"examples must be a TensorDataset or a Stored, not a {type(examples).__name__}")
+
+
+def inputs_of(inputs: Tensor | Stored, rows: slice, device: torch.device) -> Tensor:
+    """Inputs of some rows on a device, as a network takes them; those on disk are read, not augmented."""
+    if not isinstance(inputs, Stored):
+        return inputs[rows].to(device)
+    raw = inputs.read(torch.arange(len(inputs))[rows])[0]
+    return inputs.finish(raw.to(device), None)
+
+
+def most_rows(inputs: Tensor | TensorDataset | Stored, outputs: int = 0) -> int:
+    """Rows, at least 1, that one piece of bounded memory may have, at so many floats of output per row."""
+    first = inputs[0] if isinstance(inputs, Tensor) else inputs[0][0]
+    return max(1, _LARGEST_PIECE // max(first.numel(), outputs, 1))
 
 
 class OnDevice:

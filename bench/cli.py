@@ -43,7 +43,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "compare": (compare, "show how runs stand beside the leaderboard, or their means over seeds"),
     "report": (report, "write one HTML file of a run or of several"),
     "figures": (draw, "draw the figures of runs anew, or runs together"),
-    "data": (show_data, "show, fetch or check data sets"),
+    "data": (show_data, "show, fetch, check, make or prepare data sets"),
     "record": (record, "keep runs as evidence"),
     "reference": (reference, "make runs of a sampler the reference of their task"),
     "sweep": (sweep, "run every cell of a grid"),

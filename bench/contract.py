@@ -12,33 +12,26 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributions import Distribution
-from torch.utils.data import Dataset
 
 from bench.comparison import Comparison, FinishedRun, of_metrics
+from bench.errors import UsageError
 from bench.hooks import Hooks
 from bench.predictions import Prediction
+from bench.problem import JOINT as JOINT
+from bench.problem import Batch, Budget, Prior, Problem, Stored, WeightDistribution
+from bench.problem import Likelihood as Likelihood
+from bench.problem import NetworkFactory as NetworkFactory
 from bench.spec import Arrays, Layout, Metrics, Row, Spec
 from bench.spec import Metric as Metric
 from bench.spec import Undefined as Undefined
 from bench.weights import forward, sampled_outputs
-
-WeightDistribution = Mapping[str, Distribution]
-"""A distribution over weights: parameter name -> distribution whose one event is the whole tensor.
-
-One that couples several tensors stands alone under the key `JOINT`, over the ravelled vector `[d]`
-(`bench.weights.ravel`). One whose `normalised` attribute is False may be a prior; the run has no ELBO then.
-"""
-
-JOINT = "*"
-Prior = Callable[[Mapping[str, Tensor]], WeightDistribution]
-"""Makes the prior for a dictionary of parameters. It depends on their shapes and device, not their values."""
 
 CAPABILITIES = {
     "weight_samples": "sample_weights(num_samples, generator) draws stacked weights",
@@ -50,69 +43,8 @@ CAPABILITIES = {
     "loss_terms": "likelihood and prior term of a batch, in nats",
     "exact_when_linear": "the fit is the posterior where the network is linear, noise and prior normal",
     "invariant": "the draws leave the posterior invariant: exact but for their finite number",
-    "scale_settable": "set_scale(sigma) gives every weight one scale, and leaves the network's means",
+    "scale_settable": "set_scale(sigma) gives every weight the same scale, and leaves the means",
 }
-
-
-# ------------------------------------------------------------------------------------------------ problems
-
-
-class Batch(NamedTuple):
-    """Examples: inputs `[B, ...]`, targets `[B, ...]`, and weights `[B]` that multiply the log likelihood."""
-
-    inputs: Tensor
-    targets: Tensor
-    weights: Tensor | None = None
-
-
-class Likelihood(nn.Module, ABC):
-    """How outputs explain a target. Its own parameters (a learned noise) are trained with the method's."""
-
-    @abstractmethod
-    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Log likelihood of each example under each sample, `[S, B]`, from outputs `[S, B, ...]`, in nats."""
-
-    @abstractmethod
-    def predict(self, outputs: Tensor) -> Prediction:
-        """The prediction that outputs `[S, B, ...]` stand for."""
-
-
-class NetworkFactory(Protocol):
-    """Makes a fresh plain module; its initial weights come from torch's global generator."""
-
-    def __call__(self, dropout: float = 0.0) -> nn.Module:
-        """A fresh network with dropout rate `dropout`, a fraction from 0 to below 1."""
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What a task poses: a model and data.
-
-    `train` and `val` hold examples `(input, target)` or `(input, target, weight)`. `num_train` is the number
-    of examples that the likelihood counts (rows, not their weights).
-    """
-
-    network: NetworkFactory
-    likelihood: Likelihood
-    prior: Prior
-    train: Dataset
-    val: Dataset | None
-    num_train: int
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The most that a method may spend on one fit; the task poses it.
-
-    No epochs leave a method at its start. `batch_size` None means full batch. `patience` ends a fit after so
-    many epochs without a better validation NLL, or training loss where nothing validates, and keeps the best;
-    None trains to the end. `draws` examples are an epoch, permutation after permutation; None is each once.
-    """
-
-    epochs: int
-    batch_size: int | None = None
-    patience: int | None = None
-    draws: int | None = None
 
 
 # ------------------------------------------------------------------------------------------------- methods
@@ -149,6 +81,32 @@ class Method(Hooks, ABC):
     fastest: ClassVar[tuple[Literal["compiled", "stacked"], ...]] = ()
     """Ways of training that were measured to be faster on a CPU, the fastest first: a long fit with
     `loss_terms` compiled; several fits stacked side by side. Empty: one after another, as written."""
+
+    @classmethod
+    def parameters_per_weight(cls, settings: Any) -> float | None:
+        """How many numbers training optimises per weight of the network, at least 1.
+
+        None: no fixed multiple. Not counted are what is computed from the trained (a curvature, moments of
+        iterates), draws, other members of an ensemble, and a generator of data.
+        """
+        return 1.0
+
+    @classmethod
+    def made_for(cls, problem: Problem, settings: Any, start: Self | None = None) -> Self:
+        """An unfitted instance, with a network of its width if the problem has `equal_parameters`.
+
+        Raises:
+            UsageError: If the method cannot infer the problem, or has no width.
+        """
+        if problem.equal_parameters:
+            multiple = cls.parameters_per_weight(settings)
+            if multiple is None:
+                raise UsageError(
+                    f"{cls.__module__.rpartition('.')[2]} cannot be compared at equal numbers of parameters, "
+                    "which are no fixed multiple of its network's: take another method"
+                )
+            problem = replace(problem, network=partial(problem.network, width=multiple**-0.5))
+        return cls(problem, settings, start)
 
     # Of one fitted or unfitted instance: may depend on its settings.
     trains: bool = True
@@ -219,9 +177,11 @@ class Method(Hooks, ABC):
         return self.problem.prior(parameters)
 
     def diagnostics(self, inputs: Tensor | None = None) -> dict[str, float]:
-        """Numbers for the record that say how far this fit can be trusted: acceptance, weights of components.
+        """Numbers that tell how far this fit can be trusted, for the record.
 
-        At inputs `[B, ...]`, those of the predictions there, such as R-hat; the record keeps the largest.
+        Args:
+            inputs: None asks for diagnostics of the fit (acceptance, weights of components), inputs
+                `[B, ...]` for those of the predictions there (R-hat), of which the record keeps the largest.
         """
         return {}
 
@@ -255,7 +215,12 @@ class Method(Hooks, ABC):
         raise self._lacks("sequential")
 
     def set_scale(self, sigma: float) -> None:
-        """`scale_settable`: the scale of every weight becomes sigma, its deviation in a tensor of its own."""
+        """`scale_settable`: every weight's scale parameter becomes `sigma`, above 0, in weight units.
+
+        The means, which are the parameters of `network`, stay, and training can go on from there. The
+        standard deviations within a tensor are then equal and proportional to sigma, and in a tensor of one
+        weight they are sigma. How they depend on the size of the tensor is the family's own.
+        """
         raise self._lacks("scale_settable")
 
     def _lacks(self, capability: str) -> AttributeError:
@@ -295,7 +260,7 @@ class Engine(Protocol):
         training data must lie in memory; weights that they already have multiply these.
         """
 
-    def predict(self, method: Method, inputs: Tensor, num_samples: int) -> Prediction:
+    def predict(self, method: Method, inputs: Tensor | Stored, num_samples: int) -> Prediction:
         """Predictions for inputs `[N, ...]` in pieces of bounded memory, gathered on the CPU."""
 
     def log(self, name: str, value: float, step: int | None = None) -> None:
@@ -318,8 +283,9 @@ class Task(ABC):
     """An evaluation protocol.
 
     A file under `tasks/` declares one subclass, `NAMES` (public name -> settings that this name fixes,
-    written out as a dictionary) and `PRESETS` (preset -> settings; the defaults are the preset `standard`).
-    A task is made of an instance of its `settings_class` and the folder of data files, None for the usual.
+    written out as a dictionary) and `PRESETS` (preset -> settings other than the defaults; the defaults are
+    the preset `standard`). A task is made of an instance of its `settings_class` and the folder of data
+    files, None to search the usual places.
     """
 
     settings_class: ClassVar[type]

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from bench import checkpoints, compiled, ensemble, randomness, stacked, trainer
-from bench.batches import OnDevice, batches, rows
+from bench.batches import OnDevice, batches, inputs_of, most_rows
 from bench.checkpoints import Damaged
-from bench.contract import Arrays, Budget, Method, Probe, Problem
+from bench.contract import Arrays, Budget, Method, Probe, Problem, Stored
 from bench.ensemble import Ensemble
 from bench.errors import Diverged, UsageError
 from bench.predictions import BadPrediction, Prediction
@@ -30,9 +30,6 @@ from bench.watch import Watch
 
 if TYPE_CHECKING:
     from pytorch_lightning import Trainer
-
-_LARGEST_PIECE = 50_000_000
-"""Floats of inputs, or of outputs at 50 per example and sample, that one piece of a prediction may hold."""
 
 _PROBED = 10_000
 """Examples, at most, that a probe sees."""
@@ -234,14 +231,7 @@ class Engine:
             UsageError: If the data do not lie in memory, or the weights are not R rows of N that are finite,
                 at least 0, and above 0 somewhere.
         """
-        if not isinstance(problem.train, TensorDataset):
-            raise UsageError("fits under several weightings need a data set in memory, a TensorDataset")
-        inputs, targets, *own = problem.train.tensors
-        if weights.shape[1:] != inputs.shape[:1] or len(weights) == 0:
-            raise UsageError(f"example weights must be [R, {len(inputs)}], not {list(weights.shape)}")
-        weights = (weights * own[0] if own else weights).to(inputs.dtype)
-        if not (weights.isfinite() & (weights >= 0)).all() or not (weights > 0).any(1).all():
-            raise UsageError("example weights must be finite, at least 0, and above 0 in every row somewhere")
+        inputs, targets, weights = stacked.weighted(problem, weights)
         if "reweighted" in self.method_class.provides and self.members == 1:
             train = TensorDataset(inputs, targets, weights.mT.contiguous())
             return stacked.Reweighted([self.fit(replace(problem, train=train), budget)])
@@ -252,7 +242,7 @@ class Engine:
             problems.append(replace(problem, train=train, num_train=len(train)))
         return stacked.Reweighted(self.fit_many(problems, budget))
 
-    def predict(self, method: Method, inputs: Tensor, num_samples: int) -> Prediction:
+    def predict(self, method: Method, inputs: Tensor | Stored, num_samples: int) -> Prediction:
         """Predictions for inputs `[N, ...]`, on the CPU; each draw of the weights is shared by all inputs.
 
         Raises:
@@ -262,14 +252,13 @@ class Engine:
             raise Diverged(method.diverged)
         self._predictions += 1
         seed = randomness.derive(self.seed, "predict", self._stage, self._predictions)
-        largest = _LARGEST_PIECE // max(inputs[0].numel(), 50 * num_samples * self.members)
         rank, world = ranks()
-        pieces = list(inputs.split(max(1, min(largest, -(-len(inputs) // world)))))
+        size = min(most_rows(inputs, 50 * num_samples * self.members), -(-len(inputs) // world))
         method.to(self.device)
         done = {}
-        for i in range(rank, len(pieces), world):
+        for i in range(rank, -(-len(inputs) // size), world):
             generator = torch.Generator(self.device).manual_seed(seed)
-            piece = pieces[i].to(self.device)
+            piece = inputs_of(inputs, slice(i * size, (i + 1) * size), self.device)
             with self._finite_predictions():
                 prediction = method.predict(piece, num_samples, generator)
             for name, value in method.diagnostics(piece).items():
@@ -277,10 +266,7 @@ class Engine:
             done[i] = {name: value.cpu() for name, value in vars(prediction).items()}
         kind = type(prediction)
         method.to("cpu")
-        if world > 1:
-            gathered: list[Any] = [None] * world
-            torch.distributed.all_gather_object(gathered, done)
-            done = {i: piece for part in gathered for i, piece in part.items()}
+        done = trainer.gathered(done)
         return kind(**{name: torch.cat([done[i][name] for i in sorted(done)], 1) for name in done[0]})
 
     # ---- how
@@ -303,7 +289,7 @@ class Engine:
     def _job(self, problem: Problem, budget: Budget, start: Method | None, count: int) -> _Job:
         """The `count`-th fit of the run, untrained; or finished, if its checkpoint is there."""
         with randomness.seeded(self.seed, "initialise", self._stage, count):
-            method = self.method_class(problem, self.method_settings, start)
+            method = self.method_class.made_for(problem, self.method_settings, start)
         if not method.trains and self.options.precision != "32-true":
             raise UsageError("--trainer.precision is that of training steps, and this method takes none")
         budget = method.spends(budget)
@@ -312,20 +298,27 @@ class Engine:
         share = (lightning.global_rank, lightning.world_size)
         method.generator.manual_seed(randomness.derive(self.seed, "noise", share[0], self._stage, count))
         shuffle_seed = randomness.derive(self.seed, "shuffle", self._stage, count)
-        loader = batches(problem.train, budget.batch_size, shuffle_seed, share, budget.draws)
-        is_plain = share[1] == 1 and budget.draws is None
-        everything = loader if is_plain else batches(problem.train, budget.batch_size, shuffle_seed)
+        order = (problem.train, budget.batch_size, shuffle_seed)
+        loader = self._batches(*order, share, budget.draws)
+        is_plain = share[1] == 1 and budget.draws is None and not isinstance(problem.train, Stored)
+        everything = loader if is_plain else self._batches(*order, augment=False)
         path = None if self.checkpoints is None else self.checkpoints / checkpoints.name(count, self._stage)
         job = _Job(method, budget, lightning, loader, everything, path)
         if job.path is not None and job.path.exists():
             job.fit = checkpoints.restore(method, job.path)
         return job
 
+    def _batches(self, *order: Any, augment: bool = True) -> Any:
+        """Batches that this engine's fits read (`bench.batches.batches`)."""
+        workers = trainer.reads_ahead(self.options, self.device)
+        read: Any = partial(batches, device=self.device, workers=workers, augment=augment)
+        return read(*order)
+
     def _compiles(self, problem: Problem, budget: Budget) -> bool:
         """Whether a fit of this length is compiled, if it is trained alone."""
         if self.options.compiled is not None or "compiled" not in self.method_class.fastest:
             return self.options.compiled is True and "loss_terms" in self.method_class.provides
-        examples = budget.draws or rows(problem.train)
+        examples = budget.draws or len(problem.train)
         if budget.epochs * -(-examples // (budget.batch_size or examples)) < compiled.SHORTEST:
             return False
         return self._alone.world_size == 1 and self._alone.strategy.root_device.type == "cpu"
@@ -364,7 +357,9 @@ class Engine:
         seed = randomness.derive(self.seed, "probe", self._stage, len(self.fits))
 
         def measure() -> dict[str, float]:
-            examples = next(iter(OnDevice(batches(method.problem.train, _PROBED, seed), self.device)))
+            train = method.problem.train
+            seen = self._batches(train, min(_PROBED, most_rows(train)), seed, augment=False)
+            examples = next(iter(OnDevice(seen, self.device)))
             return probe(method, examples, torch.Generator(self.device).manual_seed(seed))
 
         return measure
@@ -425,7 +420,9 @@ class Engine:
 
     def _train(self, job: _Job, watch: Watch) -> None:
         method, val = job.method, job.method.problem.val
-        val_loader = batches(val, 1000, None) if val is not None and job.budget.patience else None
+        val_loader = None
+        if val is not None and job.budget.patience:
+            val_loader = self._batches(val, min(1000, most_rows(val)), None)
         compiles = self._compiles(method.problem, job.budget)
         if compiles and watch.probe is not None:
             compiles = False

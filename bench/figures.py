@@ -216,6 +216,26 @@ def lines(
     return alt.layer(*layers).properties(title=titled(title), width=360, height=240)
 
 
+def unit_square(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    title: str | list[str],
+    x_title: str,
+    y_title: str,
+    diagonal: str,
+) -> Any:
+    """A line per series through points (x, y) in [0, 1] x [0, 1], and the diagonal, dashed, by its name."""
+    import altair as alt
+
+    named = {**series, diagonal: [(0.0, 0.0), (1.0, 1.0)]}
+    values = [{"series": n, "x": float(x), "y": float(y)} for n, of in named.items() for x, y in of]
+    looks, scale = _looks(series, [diagonal]), alt.Scale(domain=[0, 1])
+    base = alt.Chart(alt.Data(values=values)).encode(
+        x=alt.X("x:Q", title=x_title, scale=scale), y=alt.Y("y:Q", title=y_title, scale=scale)
+    )
+    drawn = base.mark_line().encode(stroke=looks.stroke, strokeDash=looks.dash)
+    return drawn.properties(title=titled(title), width=260, height=260)
+
+
 def _rules(levels: Mapping[str, float], looks: _Looks) -> list[Any]:
     """A layer with a dashed line at every level, if there is one."""
     import altair as alt

@@ -71,16 +71,20 @@ def write_all(contents: Mapping[Path, bytes]) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """Keeps every other process out of a folder, which is made if it is not there.
 
     The system gives the lock back when the process ends, however it ends.
 
+    Args:
+        folder: To keep others out of.
+        wait: Until another process that has it is done.
+
     Raises:
         OutputError: If nothing can be written there.
-        UsageError: If another process has the folder.
+        UsageError: If another process has the folder, unless `wait`.
     """
-    lock = filelock.FileLock(folder / LOCK, timeout=0)
+    lock = filelock.FileLock(folder / LOCK, timeout=-1 if wait else 0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()

@@ -24,7 +24,7 @@ class Hooks(pl.LightningModule):
 
     Args:
         problem: What to infer; the method gets a likelihood of its own.
-        settings: Of the method; `optimizer` and `learning_rate` name its optimiser.
+        settings: Of the method; `optimizer`, `learning_rate` and perhaps `rate_decay` name its optimiser.
         start: For the method's own `__init__`.
     """
 
@@ -61,9 +61,14 @@ class Hooks(pl.LightningModule):
         return self._prior[1]
 
     def configure_optimizers(self) -> Any:
-        """The optimiser that the settings name, over every parameter that is trained."""
+        """The optimiser that the settings name, over every parameter that is trained; its rate may decay."""
         trained = (p for p in self.parameters() if p.requires_grad)
-        return optimizers.make(trained, self.settings.optimizer, self.settings.learning_rate)
+        optimizer = optimizers.make(trained, self.settings.optimizer, self.settings.learning_rate)
+        decay = getattr(self.settings, "rate_decay", 1.0)
+        if decay == 1:
+            return optimizer
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, decay)
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """One draw of the loss per example: (likelihood term + prior weight * prior term) / num_train."""

@@ -82,7 +82,7 @@ def make(plan: Plan) -> Job:
                 "seed": plan.seed,
                 "data": digest,
                 "threads": torch.get_num_threads(),
-                "trainer": asdict(options),
+                "trainer": _deciding(options),
                 "source": records.source_hash(),
                 "method_file": records.file_hash(method_file),
                 "task_file": None if task_file is None else records.file_hash(task_file),
@@ -100,6 +100,11 @@ def _file(cls: type) -> Path | None:
         return None
 
 
+def _deciding(options: TrainerOptions) -> dict[str, Any]:
+    """The trainer's options but for that on which no number depends."""
+    return {name: value for name, value in asdict(options).items() if name != "workers"}
+
+
 def _fingerprint_of(record: records.Record) -> dict[str, Any]:
     """The fingerprint of a finished run."""
     method, task, provenance = record.method, record.task, record.provenance
@@ -109,7 +114,7 @@ def _fingerprint_of(record: records.Record) -> dict[str, Any]:
         "seed": record.seed,
         "data": task.data_digest,
         "threads": record.environment.threads,
-        "trainer": asdict(build(TrainerOptions, record.trainer, "trainer")),
+        "trainer": _deciding(build(TrainerOptions, record.trainer, "trainer")),
         "source": provenance.source_hash,
         "method_file": provenance.method_file_hash,
         "task_file": provenance.task_file_hash,

@@ -6,10 +6,15 @@ target. Log-probabilities may be minus infinity (probability zero).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
+from bench.errors import UsageError
 from bench.predictions import average_log_probs
 
 LOWEST = -1e4
@@ -58,6 +63,62 @@ def negative_log_likelihood(log_probs: np.ndarray, labels: np.ndarray) -> float:
 def accuracy(predicted: np.ndarray, labels: np.ndarray) -> float:
     """Share of predicted classes `[N]` that equal the labels `[N]`."""
     return float((predicted == labels).mean())
+
+
+# ----------------------------------------------------------------------------------- two classes, referral
+
+
+def auc_of_counts(ones: np.ndarray, zeros: np.ndarray) -> float:
+    """Area under the ROC curve: how probably a score of class 1 lies above one of class 0; ties count half.
+
+    Args:
+        ones: How often class 1 has each of the different scores, which ascend, `[G]`; any weights do.
+        zeros: The same of class 0, `[G]`.
+
+    Returns:
+        A fraction; NaN if a class does not occur.
+    """
+    pairs = ones.sum() * zeros.sum()
+    return float(ones @ (zeros.cumsum() - zeros / 2) / pairs) if pairs else math.nan
+
+
+def roc_auc(labels: np.ndarray, scores: np.ndarray) -> float:
+    """Area under the ROC curve of scores `[N]` for labels `[N]` in {0, 1}; NaN if a class is missing."""
+    _, group = np.unique(scores, return_inverse=True)
+    return auc_of_counts(*(np.bincount(group, labels == label) for label in (1, 0)))
+
+
+def referral_auc(
+    labels: ArrayLike, scores: ArrayLike, uncertainty: ArrayLike, fractions: Sequence[float]
+) -> list[float]:
+    """Area under the ROC curve of the examples that are kept when the most uncertain are referred.
+
+    Of N examples the round(N (1 - f)) least uncertain are kept; of equally uncertain ones the first.
+
+    Args:
+        labels: In {0, 1}, `[N]`.
+        scores: Larger where class 1 is likelier, `[N]`.
+        uncertainty: Larger where an example is referred earlier, `[N]`.
+        fractions: The shares f that are referred, each in [0, 1].
+
+    Returns:
+        The area at each fraction; NaN where one class or none is left.
+
+    Raises:
+        UsageError: If the three differ in length, a label is neither 0 nor 1, a number is NaN, or a fraction
+            lies outside [0, 1].
+    """
+    labels, scores, uncertainty = (np.asarray(values) for values in (labels, scores, uncertainty))
+    if not (labels.ndim == 1 and labels.shape == scores.shape == uncertainty.shape):
+        shapes = ", ".join(str(list(values.shape)) for values in (labels, scores, uncertainty))
+        raise UsageError(f"referral_auc needs labels, scores and uncertainty [N] of one length, not {shapes}")
+    if not np.isin(labels, (0, 1)).all() or np.isnan(scores).any() or np.isnan(uncertainty).any():
+        raise UsageError("referral_auc needs labels 0 or 1, and scores and uncertainty that are not NaN")
+    if not all(0 <= fraction <= 1 for fraction in fractions):
+        raise UsageError(f"referral_auc needs fractions in [0, 1], not {list(fractions)}")
+    order = np.argsort(uncertainty, kind="stable")
+    kept = [order[: round(len(order) * (1 - fraction))] for fraction in fractions]
+    return [roc_auc(labels[rows], scores[rows]) for rows in kept]
 
 
 # ------------------------------------------------------------------------- against a reference posterior

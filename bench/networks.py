@@ -1,13 +1,17 @@
 """Plain networks of the papers (docs/sources.md): no Bayesian layers, no running statistics.
 
-Every function here has the keyword `dropout` of `bench.contract.NetworkFactory`; a task binds the rest with
-`functools.partial`. Weights start at He's normal initialisation, biases at zero.
+Every function here has the keyword `dropout` of `bench.contract.NetworkFactory`, those for photographs the
+keyword `width` too; a task binds the rest with `functools.partial`. Weights start at He's normal
+initialisation, biases at zero. `bench.resnet` has the network with residual blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -125,3 +129,91 @@ def lenet(outputs: int = 10, dropout: float = 0.0) -> nn.Sequential:
             nn.Linear(128, outputs),
         )
     )
+
+
+def nearest_channels(make: Callable[[int], nn.Module], channels: int, width: float) -> int:
+    """The number of channels that gives a network nearest to width^2 times the parameters that it has now.
+
+    Args:
+        make: `make(c)` is the network of c channels, not initialised; the more channels, the more parameters.
+        channels: Those of the network of width 1.
+        width: About the ratio of the channels, above 0.
+    """
+    if width == 1:
+        return channels
+
+    def count(c: int) -> int:
+        with torch.device("meta"):  # shapes alone: no memory, no random numbers
+            return sum(p.numel() for p in make(c).parameters())
+
+    wanted = width**2 * count(channels)
+    choices = range(1, 1 + max(1, math.ceil(width * channels)))
+    enough = min(bisect_left(choices, wanted, key=count), len(choices) - 1)  # place of the first with as many
+    return min(choices[max(0, enough - 1) : enough + 1], key=lambda c: abs(count(c) - wanted))
+
+
+class MeanMaxPool(nn.Module):
+    """Global mean and global maximum of every map, side by side: `[B, C, H, W]` to `[B, 2 C]`."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Means `[B, C]`, then maxima `[B, C]`."""
+        return torch.cat([inputs.mean((2, 3)), inputs.amax((2, 3))], 1)
+
+
+VGG16 = ((1, 1), (2, 2), (4, 4, 4), (8, 8, 8), (8, 8, 8))
+SMALL_VGG = ((1,), (2,), (4, 4), (8, 8))
+"""Channels after every convolution, block by block, in multiples of the first's."""
+VGG_SLOPE = 0.2
+"""Of LeakyReLU below 0."""
+
+
+def _vgg(blocks: Sequence[Sequence[int]], dropout: float, channels: int) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    previous = 3
+    for block in blocks:
+        if layers:
+            layers.append(nn.MaxPool2d(2))
+        for multiple in block:
+            maps = multiple * channels
+            layers += [
+                nn.Conv2d(previous, maps, 3, stride=1 if layers else 2, padding=1),
+                Dropout(dropout, channels=True),
+                nn.LeakyReLU(VGG_SLOPE),
+            ]
+            previous = maps
+    layers += [MeanMaxPool(), nn.Linear(2 * previous, 1)]
+    return nn.Sequential(*layers)
+
+
+def vgg16(channels: int = 64, dropout: float = 0.0, width: float = 1.0) -> nn.Sequential:
+    """The 13 convolutions of VGG-16 for photographs `[B, 3, H, W]` of at least 32 pixels; one logit `[B, 1]`.
+
+    Convolutions 3x3 with LeakyReLU 0.2 in five blocks, the first with stride 2; max pool 2 after blocks 1 to
+    4; global mean and global maximum of the last maps ("mean and average" in Farquhar 2022, B.3; see
+    docs/sources.md); linear to one output. Dropout drops whole feature maps after every convolution. The
+    convolutions are those of Simonyan and Zisserman 2015, "Very Deep Convolutional Networks for Large-Scale
+    Image Recognition", configuration D.
+
+    With c channels it has 3591 c^2 + 109 c + 1 parameters: 14,715,713 at 64.
+
+    Args:
+        channels: Feature maps of the first block at width 1; later blocks have 2, 4, 8 and 8 times as many.
+        dropout: Rate of dropout.
+        width: About the factor of `channels`; see `nearest_channels`.
+    """
+    make = partial(_vgg, VGG16, dropout)
+    return he_initialise(make(nearest_channels(make, channels, width)), VGG_SLOPE)
+
+
+def small_vgg(channels: int = 16, dropout: float = 0.0, width: float = 1.0) -> nn.Sequential:
+    """A `vgg16` of 6 convolutions in four blocks, for photographs of 64 to 128 pixels; one logit `[B, 1]`.
+
+    With c channels it has 1098 c^2 + 70 c + 1 parameters: 282,209 at 16.
+
+    Args:
+        channels: Feature maps of the first block at width 1; later blocks have 2, 4 and 8 times as many.
+        dropout: Rate of dropout.
+        width: About the factor of `channels`; see `nearest_channels`.
+    """
+    make = partial(_vgg, SMALL_VGG, dropout)
+    return he_initialise(make(nearest_channels(make, channels, width)), VGG_SLOPE)

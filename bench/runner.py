@@ -131,7 +131,7 @@ def load(run: str | Path, data_dir: str | None = None, imports: tuple[str, ...] 
     problem = task_of(record, data_dir).problem()
     members: list[Method] = []
     for path in paths[-record.method.members :]:
-        fitted: Method = method.cls(problem, settings)
+        fitted: Method = method.cls.made_for(problem, settings)
         checkpoints.restore(fitted, path)
         members.append(fitted)
     return members[0] if len(members) == 1 else Ensemble(members)

@@ -18,7 +18,8 @@ from torch.func import functional_call, vmap
 from torch.utils.data import TensorDataset
 
 from bench.batches import TensorBatches
-from bench.contract import Batch, Budget, Method, Noise, Prediction
+from bench.contract import Batch, Budget, Method, Noise, Prediction, Problem
+from bench.errors import UsageError
 
 
 def fit_together(methods: list[Method], budgets: list[Budget]) -> bool:
@@ -46,6 +47,24 @@ def _shapes(method: Method) -> list[torch.Size] | None:
     """Shapes of the training examples, if they lie in memory."""
     train = method.problem.train
     return [t.shape for t in train.tensors] if isinstance(train, TensorDataset) else None
+
+
+def weighted(problem: Problem, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, targets and R weightings `[R, N]` of the training examples; weights that they have multiply.
+
+    Raises:
+        UsageError: If the data do not lie in memory, or the weights are not R rows of N that are finite, at
+            least 0, and above 0 somewhere.
+    """
+    if not isinstance(problem.train, TensorDataset):
+        raise UsageError("fits under several weightings need a data set in memory, a TensorDataset")
+    inputs, targets, *own = problem.train.tensors
+    if weights.shape[1:] != inputs.shape[:1] or len(weights) == 0:
+        raise UsageError(f"example weights must be [R, {len(inputs)}], not {list(weights.shape)}")
+    weights = (weights * own[0] if own else weights).to(inputs.dtype)
+    if not (weights.isfinite() & (weights >= 0)).all() or not (weights > 0).any(1).all():
+        raise UsageError("example weights must be finite, at least 0, and above 0 in every row somewhere")
+    return inputs, targets, weights
 
 
 class Reweighted(Method):

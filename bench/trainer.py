@@ -27,7 +27,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from bench.checkpoints import fitting, forget, read, save
 from bench.contract import Budget
 from bench.errors import UsageError
-from bench.settings import Count, settings
+from bench.settings import Count, Whole, settings
 from bench.watch import Watch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -58,12 +58,22 @@ class TrainerOptions:
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     """Floating-point precision of training steps; weights and predictions are float32 under each. 16-mixed is
     for GPUs."""
+    workers: Whole | None = None
+    """Processes that read examples from disk ahead of training, where a task has such examples; not given:
+    none on a CPU, else 4. No number depends on it."""
     stacked: bool | None = None
     """Train independent fits side by side, where method and budget allow (bench.stacked); not given: where
     that is faster."""
     compiled: bool | None = None
     """Compile the training step (bench.compiled), where a C++ compiler is found; not given: of long fits on
     a CPU, where method and length make that faster."""
+
+
+def reads_ahead(options: TrainerOptions, device: torch.device) -> int:
+    """How many processes read examples from disk: on a CPU its cores train."""
+    if options.workers is not None:
+        return options.workers
+    return 0 if device.type == "cpu" else 4
 
 
 def make(options: TrainerOptions, budget: Budget) -> pl.Trainer:
@@ -112,7 +122,7 @@ def fit(trainer: pl.Trainer, module: pl.LightningModule, watch: Watch, loader: A
         UsageError: If the checkpoint does not fit.
         KeyboardInterrupt: Lightning answers Ctrl-C by ending the process; ending it is the caller's.
     """
-    _keep_memory()
+    keep_memory()
     callbacks: list[Any] = vars(trainer)["callbacks"]  # untyped there
     callbacks.append(watch)
     resume = watch.resume
@@ -120,6 +130,16 @@ def fit(trainer: pl.Trainer, module: pl.LightningModule, watch: Watch, loader: A
         warnings.filterwarnings("ignore", module="pytorch_lightning")
         trainer.fit(module, loader, val, ckpt_path=resume, weights_only=True if resume else None)
     module.trainer = None
+
+
+def gathered(pieces: dict[int, Any]) -> dict[int, Any]:
+    """Numbered pieces of all processes, each of which has made some of them."""
+    world = ranks()[1]
+    if world == 1:
+        return pieces
+    of_each: list[Any] = [None] * world
+    torch.distributed.all_gather_object(of_each, pieces)
+    return {number: piece for part in of_each for number, piece in part.items()}
 
 
 def ranks() -> tuple[int, int]:
@@ -186,7 +206,7 @@ def _interruptible(trainer: pl.Trainer) -> Iterator[None]:
 
 
 @cache
-def _keep_memory() -> None:
+def keep_memory() -> None:
     """Has glibc keep the memory of freed tensors for the next step, up to 256 MiB; elsewhere nothing.
 
     By default it returns the memory of large tensors to the kernel, which clears it again at every step.

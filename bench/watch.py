@@ -31,7 +31,8 @@ class Watch(pl.callbacks.Checkpoint):
             the means of the loss and its terms over every `STEPS_TOLD` steps, and over the last of the fit;
             both say how many `steps` the fit has made, or the fits.
         path: Where the finished fit's checkpoint will lie; None keeps nothing.
-        seconds: An unfinished fit is saved at the first epoch's end after this many seconds.
+        seconds: An unfinished fit is saved at the first epoch's end after this many seconds; where a stopped
+            epoch can go on, at the first step's.
         patience: Epochs without a better score after which to stop (`bench.contract.Budget`); None never.
         probe: Called at every epoch's start; its numbers join the epoch's row.
         copies: How many fits are side by side, each of which makes every step.
@@ -109,6 +110,9 @@ class Watch(pl.callbacks.Checkpoint):
         self._sums = terms * rows if self._sums is None else self._sums + terms * rows
         if self.steps % STEPS_TOLD == 0:
             self._tell_steps()
+        goes_on = hasattr(trainer.train_dataloader, "state_dict") and not trainer.is_last_batch
+        if self.partial is not None and goes_on:
+            self._save(trainer, self.partial)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         """Adds the epoch to the module's history, stops where patience ends, saves where it is time."""
@@ -155,7 +159,17 @@ class Watch(pl.callbacks.Checkpoint):
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed fit needs of this watch."""
-        names = ("steps", "best", "best_score", "best_epoch", "_untold")
+        names = (
+            "steps",
+            "best",
+            "best_score",
+            "best_epoch",
+            "_untold",
+            "_sums",
+            "_terms",
+            "_rows",
+            "_probed",
+        )
         return {name: getattr(self, name) for name in names} | {"earlier_seconds": self.seconds_spent}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

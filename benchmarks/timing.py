@@ -16,23 +16,28 @@ WARM_UP_STEPS = 3
 SECONDS_PER_TURN = 0.03
 
 
-def seconds(run: Step, times: int) -> float:
-    began = time.process_time()
+def seconds(run: Step, times: int, clock: Callable[[], float] = time.process_time) -> float:
+    began = clock()
     for _ in range(times):
         run()
-    return (time.process_time() - began) / times
+    return (clock() - began) / times
 
 
-def interleaved(runs: dict[str, Step], rounds: int, turn: float = SECONDS_PER_TURN) -> dict[str, list[float]]:
-    """Seconds per call in every round; each round begins with another contender."""
+def interleaved(
+    runs: dict[str, Step],
+    rounds: int,
+    turn: float = SECONDS_PER_TURN,
+    clock: Callable[[], float] = time.process_time,
+) -> dict[str, list[float]]:
+    """Seconds per call in every round, by the clock; each round begins with another contender."""
     names = list(runs)
     for run in runs.values():
         seconds(run, WARM_UP_STEPS)
-    times = {name: max(1, round(turn / seconds(run, 1))) for name, run in runs.items()}
+    times = {name: max(1, round(turn / seconds(run, 1, clock))) for name, run in runs.items()}
     measured: dict[str, list[float]] = {name: [] for name in names}
     for i in range(rounds):
         for name in names[i % len(names) :] + names[: i % len(names)]:
-            measured[name].append(seconds(runs[name], times[name]))
+            measured[name].append(seconds(runs[name], times[name], clock))
     return measured
 
 

@@ -22,7 +22,8 @@ from typing import Any
 
 import numpy as np
 
-from bench import figures, metrics, registry, runner, tune
+from bench import figures, fundus_population, metrics, registry, runner, tune
+from bench.comparison import by_task
 from bench.contract import CAPABILITIES, Comparison, FinishedRun
 from bench.diagnostics import mixed
 from bench.intervals import differences, student
@@ -31,7 +32,7 @@ from bench.leaderboard.entries import committed
 from bench.leaderboard.store import run_arrays
 from bench.records import Record
 from bench.registry import methods
-from bench.studies import active, continual, singular
+from bench.studies import active, continual, referral, referral_comparison, singular
 from bench.studies.singular import charts, claims
 from bench.studies.singular import table as singular_table
 from bench.tasks import gradient_variance, singular_evidence
@@ -115,6 +116,13 @@ COLUMNS = {
     "toy_regression": ["gap_ratio", "gap_sd", "data_sd", "test_nll", "gap_nll", "wasserstein_to_reference"],
     "iris_depth": ["cross_entropy", "best_tenth_cross_entropy", "accuracy", "agreement", "total_variation"],
     "diabetes_regression": ["log_likelihood", "log_likelihood_standard_error", "rmse", "coverage_error"],
+    "retinopathy_synthetic": [
+        "nll",
+        "auc_0",
+        "auc_30_information",
+        "information_over_entropy",
+        "expected_cost",
+    ],
 }
 """Metrics shown of each task."""
 
@@ -772,6 +780,52 @@ def small_fits() -> str:
     )
 
 
+# ---- retinopathy
+
+
+def retinopathy_table(task: str) -> str:
+    """AUC at the shares of Table 4.1, referred by mutual information, beside the published one."""
+    shares = referral_comparison.PUBLISHED
+    names = ["auc_0", *(f"auc_{share}_information" for share in shares[1:])]
+    rows = []
+    for _, method_identity, group in groups(task):
+        run = finished(group[0][0])
+        if run.variant:
+            continue
+        published = referral_comparison.TABLE_4_1.get(referral_comparison.row_of(run))
+        said = "/".join(f"{value / 100:.3f}" for value in published) if published else "-"
+        rows.append([f"`{method_identity}`", *(metric(group, name) for name in names), said])
+    return table(["method", *(f"{share}% referred" for share in shares), "published"], rows)
+
+
+def retinopathy_ideal() -> str:
+    """What the best reader of synthetic eyes reaches."""
+    auc, error = fundus_population.bayes_auc(batches=5)
+    return f"The ideal reader has an AUC of {auc:.4f} (standard error of this number: {error:.4f})."
+
+
+def retinopathy_controls(task: str) -> str:
+    """AUC of the rest, half referred: by the uncertainty, by one shuffled and by one inverted."""
+    rows = []
+    for line, runs in by_task(finished_runs(task)).get(task, {}).items():
+        found: dict[str, list[float]] = {}
+        for run in runs.values():
+            controls = {s: v for curve, s, x, v in run.curves if (curve, x) == (referral.CONTROL, 50)}
+            name = next(iter(controls)).partition(",")[0]
+            points = {(s, x): v for curve, s, x, v in run.curves if curve == referral.AUC}
+            values = (points[name, 0], points[name, 50], *controls.values())
+            for column, value in zip(("nothing", "honest", "shuffled", "inverted"), values, strict=True):
+                found.setdefault(column, []).append(value)
+        rows.append([f"`{line}`", name, *map(interval, found.values())])
+    header = ["method", "referred by", "nothing referred", "half referred", "shuffled", "inverted"]
+    return table(header, rows)
+
+
+def retinopathy_said(task: str) -> str:
+    """What `bench figures RUN.. --to DIR` says of the committed runs of a task."""
+    return active_said(task) if finished_runs(task) else "No run is committed yet."
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "small fits": small_fits,
     "codes": codes.table,
@@ -785,6 +839,11 @@ PARTS: dict[str, Callable[[], str]] = {
     "results toy_regression": lambda: results("toy_regression"),
     "results iris_depth": lambda: results("iris_depth"),
     "results diabetes_regression": lambda: results("diabetes_regression"),
+    "results retinopathy_synthetic": lambda: results("retinopathy_synthetic"),
+    "retinopathy ideal": retinopathy_ideal,
+    "retinopathy table": lambda: retinopathy_table("retinopathy_synthetic"),
+    "retinopathy controls": lambda: retinopathy_controls("retinopathy_synthetic"),
+    "retinopathy said": lambda: retinopathy_said("retinopathy_synthetic"),
     "chains toy_regression": lambda: chains("toy_regression"),
     "chains iris_depth": lambda: chains("iris_depth"),
     "continual runs": continual_runs,
@@ -837,6 +896,8 @@ def draw() -> None:
         figures.save(compared(task).charts, folder, footer(finished_runs(task)))
     for name, chart in singular_charts().items():
         figures.save({name: chart}, folder, figures.footer(singular_labels(name)))
+    if runs := finished_runs("retinopathy_synthetic"):
+        figures.save(compared("retinopathy_synthetic").charts, folder, footer(runs))
     for run in finished_runs("active_regression"):
         drawn = run.task.figures(run.arrays)
         shown = {f"{run.task_identity}-{name}": drawn[name] for name in ("bias", "variance", "test_error")}

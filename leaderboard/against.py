@@ -10,7 +10,6 @@ Shapes: S seeds, N test examples, K splits.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,14 +24,12 @@ from bench.errors import UsageError
 from bench.leaderboard.entries import RECORDS
 from bench.leaderboard.ranking import Entry, Run, Standing, rank
 from bench.leaderboard.store import ARRAYS, run_arrays
-from bench.leaderboard.submission import MANIFEST, OURS, SUBMISSIONS
+from bench.leaderboard.submission import MANIFEST, OURS, STATUS, SUBMISSIONS, words
 from bench.means import seed_matters
 from bench.records import Record, read_arrays
 from bench.runs import Found, below
 from bench.text import hidden, one_line
 
-STATUS = Path(__file__).parent / "status.toml"
-"""What the maintainers say of submissions."""
 _LARGEST = 2**24
 """Bytes of a board's JSON; 200 entries of 10 seeds are below 200 kB."""
 
@@ -151,7 +148,7 @@ def shelf(against: Path | None, own: Iterable[Path]) -> Shelf:
     if against is not None and not against.is_dir():
         return Shelf([], [read_board(against)], str(against))
     mine = {directory.resolve() for directory in own}
-    struck = _struck()
+    struck = {slug for slug, word in words(STATUS).items() if word.struck}
     found: list[tuple[str, Found]] = []
     for folder in (SUBMISSIONS, RECORDS) if against is None else (against,):
         # Records are the pages' evidence: where a task has submissions, those are what is ranked.
@@ -165,12 +162,6 @@ def shelf(against: Path | None, own: Iterable[Path]) -> Shelf:
             and ((slug := _slug(run.directory)) not in struck or folder != SUBMISSIONS)
         ]
     return Shelf(found, [], "the committed entries" if against is None else str(against))
-
-
-def _struck() -> set[str]:
-    """Slugs of committed submissions that are withdrawn or superseded, in the maintainers' words."""
-    words = tomllib.loads(STATUS.read_text()) if STATUS.exists() else {}
-    return {slug for slug, word in words.items() if {"withdrawn", "superseded_by"} & word.keys()}
 
 
 def _slug(run: Path) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pydantic
 
 from bench.errors import UsageError
 from bench.intervals import Interval
@@ -36,34 +34,11 @@ from bench.text import hidden, one_line
 
 RECORDS = Path(__file__).parent / "records"
 """Runs that the project keeps as evidence of its pages; the board shows and does not rank them."""
-STATUS, STORE = "status.toml", "store"
+STORE = "store"
 """Beside the folder of submissions: what maintainers say of them, and the store of their arrays."""
 _LARGEST_MANIFEST = 64 * 2**20
 _WORTH_PROCESSES = 300
 """Runs to score below which starting processes takes longer than they save."""
-
-
-class Word(pydantic.BaseModel):
-    """What maintainers say of a submission, in `status.toml` under its slug.
-
-    Attributes:
-        tier: "re-run" where they ran it again themselves and found the same.
-        withdrawn: Why it was withdrawn; its entries stay, struck out.
-        superseded_by: Slug of the submission that takes its place.
-    """
-
-    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
-
-    tier: str | None = pydantic.Field(default=None, pattern="^re-run$")
-    withdrawn: str | None = pydantic.Field(default=None, min_length=1, max_length=300)
-    superseded_by: str | None = pydantic.Field(default=None, pattern=r"^[a-z0-9-]{1,64}$")
-
-    @property
-    def struck(self) -> str:
-        """Why entries are out of the ranking; empty if they are in it."""
-        if self.withdrawn:
-            return f"withdrawn: {self.withdrawn}"
-        return f"superseded: by {self.superseded_by}" if self.superseded_by else ""
 
 
 @dataclass
@@ -129,8 +104,8 @@ def build(
     if not submissions.is_dir():
         raise UsageError(f"{submissions} is no folder of submissions")
     beside = submissions.resolve().parent
-    status = beside / STATUS
-    board, words = Board(), _words(status)
+    status = beside / layout.STATUS.name
+    board, words = Board(), layout.words(status)
     if unknown := sorted(words.keys() - set(_inside(submissions))):
         raise UsageError(f"{status} names {unknown[0]}, of which there is no submission in {submissions}")
     jobs = _gathered(board, submissions, beside / STORE, words)
@@ -167,16 +142,6 @@ class Job(NamedTuple):
     digest: str
 
 
-def _words(status: Path) -> dict[str, Word]:
-    try:
-        content = tomllib.loads(status.read_text())
-        return {slug: Word.model_validate(word) for slug, word in content.items()}
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{status}: {one_line(error)}") from None
-
-
 def _inside(folder: str | Path) -> list[str]:
     """Names of the directories in a folder that no link leads to, in order."""
     try:
@@ -208,7 +173,7 @@ def _manifest(directory: Path) -> layout.Submission:
     return manifest
 
 
-def _gathered(board: Board, submissions: Path, store: Path, words: Mapping[str, Word]) -> list[Job]:
+def _gathered(board: Board, submissions: Path, store: Path, words: Mapping[str, layout.Word]) -> list[Job]:
     """Puts manifests and problems on the board; returns a job for every task."""
     cells: dict[str, list[tuple[Cell, str]]] = {}
     for slug in _inside(submissions):
@@ -217,7 +182,7 @@ def _gathered(board: Board, submissions: Path, store: Path, words: Mapping[str, 
         except UsageError as error:
             board.problems.append(str(error))
             continue
-        word = words.get(slug, Word())
+        word = words.get(slug, layout.Word())
         described = manifest.model_dump(exclude={"files"}) | {"word": word.model_dump()}
         board.submissions[slug] = cleaned(described)
         for task, method, seeds in _cells(submissions / slug):

@@ -12,6 +12,7 @@ hold and where things lie; it needs no torch. `submitting.py` makes submissions,
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Final, Literal
@@ -26,6 +27,8 @@ SUBMISSIONS = Path(__file__).parent / "submissions"
 """The submissions on the board."""
 OURS: Final = "reference"
 """Slug of the project's own submission."""
+STATUS = Path(__file__).parent / "status.toml"
+"""The maintainers' words on submissions."""
 
 SCHEMA_VERSION: Final = 1
 NAME = re.compile(r"[A-Za-z0-9_+=,-][A-Za-z0-9_+=,.-]{0,119}")
@@ -107,3 +110,41 @@ def read(directory: Path) -> Submission:
         first = error.errors()[0]
         why = one_line(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
         raise UsageError(f"{path} is no submission of schema {SCHEMA_VERSION}: {why}") from None
+
+
+class Word(pydantic.BaseModel):
+    """What maintainers say of a submission, in `STATUS` under its slug.
+
+    Attributes:
+        tier: "re-run" where they ran it again themselves and found the same.
+        withdrawn: Why it was withdrawn; its entries stay, struck out.
+        superseded_by: Slug of the submission that takes its place.
+    """
+
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    tier: str | None = pydantic.Field(default=None, pattern="^re-run$")
+    withdrawn: str | None = pydantic.Field(default=None, min_length=1, max_length=300)
+    superseded_by: str | None = pydantic.Field(default=None, pattern=r"^[a-z0-9-]{1,64}$")
+
+    @property
+    def struck(self) -> str:
+        """Why entries are out of the ranking; empty if they are in it."""
+        if self.withdrawn:
+            return f"withdrawn: {self.withdrawn}"
+        return f"superseded: by {self.superseded_by}" if self.superseded_by else ""
+
+
+def words(status: Path = STATUS) -> dict[str, Word]:
+    """What maintainers say of submissions, by slug.
+
+    Raises:
+        UsageError: If the file cannot be read or says what it must not; in one line.
+    """
+    try:
+        content = tomllib.loads(status.read_text())
+        return {slug: Word.model_validate(word) for slug, word in content.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{status}: {one_line(error)}") from None

@@ -176,6 +176,10 @@ class FullCovVI(Variational):
         if start is not None:
             self.load_state_dict(start.state_dict())
 
+    @classmethod
+    def parameters_per_weight(cls, settings: Any) -> None:
+        """None: a covariance grows with the square of the number of weights."""
+
     def make_prior(self, parameters: Mapping[str, Tensor]) -> WeightDistribution:
         """The task's prior; independent normals as one vector where the posterior is one."""
         prior = super().make_prior(parameters)

@@ -196,6 +196,10 @@ class MatrixNormalVI(Variational):
         if start is not None:
             self.load_state_dict(start.state_dict())
 
+    @classmethod
+    def parameters_per_weight(cls, settings: Any) -> None:
+        """None: the factors go by rows and columns, not by weights."""
+
     # ---- the distribution
 
     def _tensors(self) -> dict[str, tuple[Tensor, ...]]:

@@ -32,7 +32,7 @@ from bench.errors import UsageError
 from bench.families import estimators
 from bench.families.variational import MeanField
 from bench.priors import is_normal, normal_tensor
-from bench.settings import Count, NonNegative, Positive, Whole, settings
+from bench.settings import Count, Factor, NonNegative, Positive, Whole, settings
 from bench.weights import forward, reparametrise
 
 NAMES: dict[str, dict[str, object]] = {"mfvi": {}, "mfvi_ensemble": {"members": 3}}
@@ -51,6 +51,8 @@ class Settings:
     """Step size of the optimiser, above 0."""
     optimizer: optimizers.Name = "adam"
     """adam, amsgrad, or sgd with Nesterov momentum 0.9."""
+    rate_decay: Factor = 1.0
+    """Factor of the step size after every epoch, above 0, at most 1."""
     train_samples: Count = 1
     """Weight samples per training step, at least 1."""
     initial_rho: float = -3.0

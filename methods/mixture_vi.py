@@ -30,7 +30,7 @@ from torch.nn.functional import softplus
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from bench import optimizers, priors
-from bench.batches import OnDevice, batches
+from bench.batches import OnDevice, batches, most_rows
 from bench.contract import JOINT, Batch, Budget, Noise, Prior, Problem, WeightDistribution
 from bench.divergence import is_normalised, log_prob, weight_divergence
 from bench.energy import likelihood_term
@@ -139,6 +139,11 @@ class MixtureVI(Variational):
         if start is not None:
             self.load_state_dict(start.state_dict())
             self.elbo.fill_(-torch.inf)
+
+    @classmethod
+    def parameters_per_weight(cls, settings: Settings) -> float:
+        """A mean and a rho of every component that there is room for; their few logits are left out."""
+        return 2.0 * settings.components
 
     def _trained(self) -> list[nn.Parameter]:
         return [p for p in self.parameters() if p.requires_grad]
@@ -313,7 +318,8 @@ class MixtureVI(Variational):
     def _estimate_elbo(self) -> None:
         """The ELBO over the full training set and its standard error, with equal draws for equal N_c."""
         generator = torch.Generator(self.means.device).manual_seed(0)
-        loader = OnDevice(batches(self.problem.train, 1000, None), self.means.device)
+        train, device = self.problem.train, self.means.device
+        loader = OnDevice(batches(train, min(1000, most_rows(train)), None, device=device), device)
         elbos = []
         with torch.no_grad():
             for _ in range(self.settings.elbo_samples):

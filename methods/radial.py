@@ -31,7 +31,7 @@ from bench.divergence import divergence, location_scale_divergence
 from bench.energy import likelihood_term
 from bench.families.variational import Variational, fill_rho
 from bench.priors import normal_tensor
-from bench.settings import Count, NonNegative, Positive, Whole, settings
+from bench.settings import Count, Factor, NonNegative, Positive, Whole, settings
 from bench.weights import forward, reparametrise
 
 NAMES: dict[str, dict[str, object]] = {"radial": {}, "radial_ensemble": {"members": 3}}
@@ -219,6 +219,8 @@ class Settings:
     """Step size of the optimiser, above 0."""
     optimizer: optimizers.Name = "adam"
     """adam, amsgrad, or sgd with Nesterov momentum 0.9."""
+    rate_decay: Factor = 1.0
+    """Factor of the step size after every epoch, above 0, at most 1."""
     train_samples: Count = 1
     """Weight samples per training step, at least 1."""
     initial_rho: float = -4.0
@@ -259,6 +261,11 @@ class Radial(Variational):
         self.extra_epochs = settings.pretrain_epochs if start is None else 0
         if start is not None:
             self.load_state_dict(start.state_dict())
+
+    @classmethod
+    def parameters_per_weight(cls, settings: Any) -> float:
+        """A mean and a rho."""
+        return 2.0
 
     @property
     def pretraining(self) -> bool:

@@ -302,7 +302,7 @@ def test_masks_of_dropout_are_shared_over_the_pool():
     image = torch.randn(1, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     others = torch.randn(5, 1, 28, 28, generator=torch.Generator().manual_seed(1))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.engine._LARGEST_PIECE", 2 * 784)
+        patch.setattr("bench.batches._LARGEST_PIECE", 2 * 784)
         samples = engine.predict(method, torch.cat([image, others, image]), 4).log_probs
     torch.testing.assert_close(samples[:, 0], samples[:, -1])
     assert acquisition.bald(Categorical(samples)).min() > 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 import toys
 from conformance import problems
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import bench
 from bench import cli
@@ -177,13 +177,9 @@ def test_processes_share_the_draws():
     assert parts == [whole[0::2], whole[1::2]]
 
 
-def test_draws_of_data_on_disk_are_refused():
-    class Rows(Dataset):
-        def __len__(self):
-            return 3
-
-    with pytest.raises(UsageError, match="TensorDataset"):
-        batches(Rows(), 2, 0, draws=5)
+def test_data_of_no_known_kind_are_refused():
+    with pytest.raises(UsageError, match="TensorDataset or a Stored, not a list"):
+        batches([1, 2, 3], 2, 0)
 
 
 def test_budget_of_draws_is_kept_and_what_follows_training_sees_each_example_once():

@@ -412,3 +412,12 @@ def test_without_values_by_split_an_entry_is_left_out_and_false_ones_are_refused
     ):
         with pytest.raises(UsageError, match=said):
             stand([good, Rival("d", "", results)], OfSplits)
+
+
+def test_maintainers_words_that_are_wrong_are_one_line(call, tmp_path):
+    made(tmp_path / "runs", "map", 0, right("map", 0, 0.6))
+    (tmp_path / "status").write_text("[reference")
+    code, out, err = call(tmp_path / "runs")
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert "status" in err

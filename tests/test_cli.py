@@ -17,7 +17,7 @@ import toys
 import yaml
 
 import bench
-from bench import cli, data, places, records, registry, tables
+from bench import cli, data, photographs, places, records, registry, tables
 from bench.commands.formats import number
 from bench.engine import TrainerOptions
 from bench.errors import DataError
@@ -564,7 +564,7 @@ def test_check_of_all_data_says_of_each_how_it_stands(call, monkeypatch, tmp_pat
         monkeypatch.setattr(places, root, tmp_path / root)
     code, out, err = call("data", "check")
     assert (code, err) == (0, "")
-    names = [*data.SOURCES, *tables.SOURCES]
+    names = [*data.SOURCES, *tables.SOURCES, *photographs.SOURCES]
     stands = dict(re.match(r"(.*?): (\w+)", line).groups()[::-1] for line in out.splitlines())
     assert list(stands) == names
     whole = {"digits", "diabetes"}

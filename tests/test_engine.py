@@ -13,10 +13,10 @@ import pytest
 import torch
 import toys
 from conformance import problems
-from torch.utils.data import Dataset, TensorDataset
+from conformance.problems import OnDisk
+from torch.utils.data import TensorDataset
 
 import bench
-from bench import engine as engine_module
 from bench import registry, trainer
 from bench.batches import TensorBatches, batches
 from bench.contract import Batch, Budget
@@ -40,19 +40,6 @@ def make(cls=MFVI, seed=0, folder=None, **options):
 def digest(method):
     """One string for all weights."""
     return array_digest({name: value.numpy() for name, value in method.state_dict().items()})
-
-
-class FromDisk(Dataset):
-    """The rows of tensors, one by one, as a data set that does not lie in memory."""
-
-    def __init__(self, *tensors):
-        self.tensors = tensors
-
-    def __len__(self):
-        return len(self.tensors[0])
-
-    def __getitem__(self, index):
-        return tuple(t[index] for t in self.tensors)
 
 
 def rows(*columns, number=10):
@@ -355,7 +342,7 @@ def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - first
 
 before = faults()
-trainer._keep_memory()
+trainer.keep_memory()
 faults()
 print(before, faults())
 """
@@ -379,7 +366,7 @@ def test_prediction_in_pieces_is_the_prediction_at_once(monkeypatch, piece):
     whole, engine = make(), make()
     at_once = whole.predict(whole.fit(problems.mlp(), BUDGET), inputs, 8)
     method = engine.fit(problems.mlp(), BUDGET)
-    monkeypatch.setattr(engine_module, "_LARGEST_PIECE", piece * 50 * 8)
+    monkeypatch.setattr("bench.batches._LARGEST_PIECE", piece * 50 * 8)
     sizes = []
     predict = method.predict
     method.predict = lambda x, s, g: sizes.append(len(x)) or predict(x, s, g)
@@ -389,7 +376,7 @@ def test_prediction_in_pieces_is_the_prediction_at_once(monkeypatch, piece):
 
 
 def test_pieces_bound_the_memory_of_wide_inputs(monkeypatch):
-    monkeypatch.setattr(engine_module, "_LARGEST_PIECE", 1200)
+    monkeypatch.setattr("bench.batches._LARGEST_PIECE", 1200)
     method, sizes = MAP(problems.mlp(), MAP.settings_class()), []
     predict = method.predict
     method.predict = lambda x, s, g: sizes.append(len(x)) or predict(x[:, :4], s, g)
@@ -407,7 +394,7 @@ def test_two_predictions_draw_anew():
 # ---- batches
 
 
-@pytest.mark.parametrize("kind", [TensorDataset, FromDisk])
+@pytest.mark.parametrize("kind", [TensorDataset, OnDisk])
 @pytest.mark.parametrize("size", [1, 3, 10, None])
 def test_every_example_once_an_epoch_in_a_new_order(kind, size):
     loader = batches(kind(*rows()), size, seed=5)
@@ -420,8 +407,9 @@ def test_every_example_once_an_epoch_in_a_new_order(kind, size):
         assert seen(batches(kind(*rows()), size, seed=6)) != passes[0]
 
 
-@pytest.mark.parametrize("kind", [TensorDataset, FromDisk])
-@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "weighted"), [(TensorDataset, False), (TensorDataset, True), (OnDisk, False)]
+)
 def test_batches_have_one_form(kind, weighted):
     weights = (torch.arange(10).float() / 10,) if weighted else ()
     for batch in batches(kind(*rows(*weights)), 4, seed=0):
@@ -433,7 +421,7 @@ def test_batches_have_one_form(kind, weighted):
             torch.testing.assert_close(batch.weights, index / 10)
 
 
-@pytest.mark.parametrize("kind", [TensorDataset, FromDisk])
+@pytest.mark.parametrize("kind", [TensorDataset, OnDisk])
 def test_without_seed_the_order_is_that_of_the_data(kind):
     loader = batches(kind(*rows()), 4, None)
     assert [int(x) for batch in loader for x in batch.inputs[:, 0]] == list(range(10))
@@ -451,7 +439,7 @@ def test_processes_share_an_epoch(number):
 
 def test_data_set_from_disk_trains_like_one_in_memory():
     problem = problems.mlp()
-    from_disk = replace(problem, train=FromDisk(*problem.train.tensors), val=FromDisk(*problem.val.tensors))
+    from_disk = replace(problem, train=OnDisk(*problem.train.tensors), val=OnDisk(*problem.val.tensors))
     budget = Budget(epochs=3, batch_size=6, patience=3)
     a, b = (make().fit(p, budget) for p in (problem, from_disk))
     assert digest(a) == digest(b)

@@ -1,16 +1,35 @@
-"""The networks of the documents and their dropout."""
+"""The networks of the documents, their dropout, and their width at equal numbers of parameters."""
 
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
+from torchvision.models import vgg
 
-from bench.networks import ACTIVATIONS, Dropout, dropout_masks, he_initialise, lenet, mlp
+from bench.networks import (
+    ACTIVATIONS,
+    Dropout,
+    MeanMaxPool,
+    dropout_masks,
+    he_initialise,
+    lenet,
+    mlp,
+    nearest_channels,
+    small_vgg,
+    vgg16,
+)
+from bench.weights import forward
 
 
 def count(network):
     return sum(p.numel() for p in network.parameters())
+
+
+def stacked(networks):
+    return {n: torch.stack([m.get_parameter(n) for m in networks]) for n, _ in networks[0].named_parameters()}
 
 
 def generator(seed=0):
@@ -45,6 +64,90 @@ def test_lenet_outputs():
     assert lenet(outputs=3)(torch.randn(2, 1, 28, 28)).shape == (2, 3)
 
 
+def convolutions(network):
+    return [layer for layer in network.modules() if isinstance(layer, nn.Conv2d)]
+
+
+def test_vgg16_has_the_convolutions_of_vgg16():
+    """Those of torchvision, but for the stride of the first; about the thesis's 15 million parameters."""
+    with torch.device("meta"):
+        torchvisions = convolutions(vgg.make_layers(vgg.cfgs["D"]))
+    network = vgg16()
+    ours = convolutions(network)
+    assert [c.weight.shape for c in ours] == [c.weight.shape for c in torchvisions]
+    assert all(c.kernel_size == (3, 3) and c.padding == (1, 1) and c.bias is not None for c in ours)
+    assert [c.stride for c in ours] == [(2, 2)] + 12 * [(1, 1)]
+    assert count(network) == 14_715_713
+
+
+@pytest.mark.parametrize("channels", [1, 3, 16])
+def test_parameters_of_the_vggs_counted_by_hand(channels):
+    """Kernels of 9 and a bias per map, from 3 colours on; then two numbers per last map, and a bias."""
+    c = channels
+    pairs = {
+        vgg16: ["3-1 1-1 1-2 2-2 2-4 4-4 4-4 4-8 8-8 8-8 8-8 8-8 8-8", 3591 * c**2 + 109 * c + 1],
+        small_vgg: ["3-1 1-2 2-4 4-4 4-8 8-8", 1098 * c**2 + 70 * c + 1],
+    }
+    for make, (layers, polynomial) in pairs.items():
+        edges = [[int(n) for n in edge.split("-")] for edge in layers.split()]
+        maps = [(inputs if i == 0 else inputs * c, outputs * c) for i, (inputs, outputs) in enumerate(edges)]
+        by_hand = sum(9 * i * o + o for i, o in maps) + 2 * 8 * c + 1
+        assert count(make(c)) == by_hand == polynomial
+
+
+def test_parameters_of_the_robustness_study():
+    """With two for every weight; the thesis says 1.3 million."""
+    assert 2 * count(vgg16(16)) == 1_842_082
+
+
+@pytest.mark.parametrize(("make", "pools"), [(vgg16, 4), (small_vgg, 3)])
+def test_vgg_halves_its_maps_and_pools_them_by_mean_and_maximum(make, pools):
+    network = make(2)
+    assert sum(isinstance(layer, nn.MaxPool2d) for layer in network) == pools
+    assert [layer.negative_slope for layer in network if isinstance(layer, nn.LeakyReLU)] == [0.2] * len(
+        convolutions(network)
+    )
+    images = torch.randn(3, 3, 64, 96)
+    maps = network[:-2](images)
+    halves = 2 ** (1 + pools)
+    assert maps.shape == (3, 16, 64 // halves, 96 // halves)
+    pooled = network[-2](maps)
+    for row, example in zip(pooled, maps, strict=True):
+        expected = [sum(m.flatten().tolist()) / m.numel() for m in example]
+        expected += [max(m.flatten().tolist()) for m in example]
+        torch.testing.assert_close(row, torch.tensor(expected))
+    assert isinstance(network[-2], MeanMaxPool)
+    assert network(images).shape == (3, 1)
+
+
+def assert_outputs_do_not_depend_on_company(network, images):
+    together = network(images)
+    alone = torch.cat([network(image[None]) for image in images])
+    torch.testing.assert_close(together, alone)
+
+
+def test_an_output_does_not_depend_on_other_examples():
+    torch.manual_seed(0)
+    images = torch.randn(4, 3, 32, 32, dtype=torch.float64)
+    network = small_vgg(2).double()
+    assert_outputs_do_not_depend_on_company(network, images)
+    network.insert(1, nn.BatchNorm2d(2).double())
+    with pytest.raises(AssertionError):
+        assert_outputs_do_not_depend_on_company(network, images)
+
+
+def test_stacked_weights_in_channels_last_give_the_outputs_of_each_network():
+    torch.manual_seed(0)
+    members = [small_vgg(2).double() for _ in range(3)]
+    weights = stacked(members)
+    images = torch.randn(4, 3, 32, 40, dtype=torch.float64)
+    expected = torch.stack([m(images) for m in members])
+    for walk in (None, "vmap"):
+        torch.testing.assert_close(forward(members[0], weights, images, walk), expected)
+    second, last = dict(members[1].named_parameters()), images.contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(functional_call(members[0], second, last), expected[1])
+
+
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activation_by_name(name):
     assert sum(isinstance(m, ACTIVATIONS[name]) for m in mlp(4, 2, (3, 3), activation=name)) == 2
@@ -59,6 +162,8 @@ def test_activation_by_name(name):
         (lambda: mlp(784, 10, (400, 400)), 0.0),
         (lambda: mlp(784, 10, (400, 400), activation="leaky_relu"), 0.01),
         (lenet, 0.0),
+        (partial(vgg16, 4), 0.2),
+        (partial(small_vgg, 8), 0.2),
     ],
 )
 def test_weights_start_at_he_and_biases_at_zero(make, slope):
@@ -185,3 +290,46 @@ def test_every_dropout_layer_of_the_networks():
         (0.2, False),
         (0.2, False),
     ]
+    for make, convolutions in ((vgg16, 13), (small_vgg, 6)):
+        found = [(m.p, m.channels) for m in make(1, dropout=0.1) if isinstance(m, Dropout)]
+        assert found == convolutions * [(0.1, True)]
+
+
+# ------------------------------------------------------------------------------------------------- width
+
+
+def test_width_one_is_the_network_as_it_is():
+    assert nearest_channels(lambda c: pytest.fail("not asked for"), 64, 1) == 64
+
+
+@pytest.mark.parametrize("channels", [1, 2, 16, 64])
+@pytest.mark.parametrize("multiple", [1.5, 2, 4, 6, 1000, 0.5])
+def test_channels_are_those_with_the_nearest_count(channels, multiple):
+    """By trying all numbers of channels, in exact arithmetic."""
+    make = lambda c: nn.Linear(3 * c, c)  # noqa: E731
+    wanted = (3 * channels**2 + channels) / multiple
+    best = min(range(1, 200), key=lambda c: abs(3 * c**2 + c - wanted))
+    assert nearest_channels(make, channels, multiple**-0.5) == best
+
+
+def test_rounding_the_channels_is_not_the_nearest_count():
+    """16 / sqrt(6) = 6.5: seven channels are 15.4% too many, six 15.1% too few."""
+    narrow = small_vgg(16, width=6**-0.5)
+    assert (narrow[0].out_channels, round(16 * 6**-0.5)) == (6, 7)
+
+
+def test_half_the_parameters_of_vgg16_are_45_channels():
+    """1.1% too few; the 46 of the thesis, which is 64 / sqrt(2) rounded up, would be 3.3% too many."""
+    ours, thesis = (2 * (3591 * c**2 + 109 * c + 1) / 14_715_713 for c in (45, 46))
+    assert (round(ours, 3), round(thesis, 3)) == (0.989, 1.033)
+    assert vgg16(width=2**-0.5)[0].out_channels == 45
+
+
+def test_a_narrow_network_is_the_one_of_so_many_channels():
+    """Finding the number of channels draws nothing."""
+    networks = []
+    for make in (partial(vgg16, 4, width=2**-0.5), partial(vgg16, 3)):
+        torch.manual_seed(0)
+        networks.append(make())
+    for a, b in zip(*(n.parameters() for n in networks), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=0)

@@ -6,16 +6,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import altair as alt
 import torch
 
-from bench.contract import Arrays, Batch, Comparison, FinishedRun, Noise, Prediction
+from bench.contract import Arrays, Batch, Comparison, FinishedRun, Noise, Prediction, Problem
 from bench.errors import UsageError
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
+from bench.networks import mlp
 from bench.predictions import Categorical
 from bench.settings import Count, Whole, settings
 from bench.tasks import split_mnist
@@ -204,6 +206,19 @@ class OwnTask(SplitMNIST):
     """A user's own task."""
 
     settings_class = FewSettings
+
+
+class EqualParameters(OwnTask):
+    """A task that compares methods at equal numbers of parameters."""
+
+    def problem(self, step: int = 0, prior: Any = None) -> Problem:
+        """The problem of a step, with 20 hidden units at width 1."""
+        pixels = self.images.train_inputs[0].numel()
+
+        def network(dropout: float = 0.0, width: float = 1.0) -> torch.nn.Module:
+            return mlp(pixels, 10, [round(20 * width**2)], dropout=dropout)
+
+        return replace(super().problem(step, prior), network=network, equal_parameters=True)
 
 
 class Peeks(OwnTask):

@@ -7,14 +7,20 @@ from types import ModuleType
 from typing import Literal
 
 from bench.commands.formats import Row, add_format, drawn, write
+from bench.commands.making import make_data
 from bench.commands.parser import Parser, output
+from bench.commands.preparing import prepare_data
 from bench.errors import DataError, UsageError
 
 
 def show_data(arguments: list[str]) -> int:
     """Shows, fetches or checks data sets; the exit code of a DataError if a check of all finds damage."""
-    parser = Parser("bench data", description="Show, fetch or check data sets.")
-    parser.add_argument("action", type=Literal["list", "get", "check"], help="what to do")
+    if arguments[0:1] in (["make"], ["prepare"]):
+        {"make": make_data, "prepare": prepare_data}[arguments[0]](arguments[1:])
+        return 0
+    parser = Parser("bench data", description="Show, fetch, check, make or prepare data sets.")
+    actions = Literal["list", "get", "check", "make", "prepare"]
+    parser.add_argument("action", type=actions, help="what to do")
     parser.add_argument(
         "NAME", nargs="?", type=str | None, default=None, help="a data set; check without it checks all"
     )
@@ -23,6 +29,10 @@ def show_data(arguments: list[str]) -> int:
     )
     add_format(parser)
     chosen = parser.parse_args(arguments)
+    if chosen.action in ("make", "prepare"):
+        raise UsageError(
+            f"bench data {chosen.action} NAME ...: {chosen.action} comes first, its flags follow"
+        )
     known = _known()
     if chosen.NAME is not None and chosen.NAME not in known:
         near = difflib.get_close_matches(chosen.NAME.lower(), known, cutoff=0.4) or list(known)
@@ -46,13 +56,13 @@ def show_data(arguments: list[str]) -> int:
 
 def _known() -> dict[str, ModuleType]:
     """Data set -> the file that finds, gets and checks it."""
-    from bench import data, tables  # here, since both need torch
+    from bench import data, photographs, tables  # here, since data and tables need torch
 
-    return {name: module for module in (data, tables) for name in module.SOURCES}
+    return {name: module for module in (data, tables, photographs) for name in module.SOURCES}
 
 
 def _listed(data_dir: str | None) -> list[Row]:
-    from bench import tables
+    from bench import data, tables
 
     rows: list[Row] = []
     for name, module in _known().items():
@@ -61,7 +71,10 @@ def _listed(data_dir: str | None) -> list[Row]:
         except DataError as error:
             found = f"damaged: {error}"
         source = module.SOURCES[name]
-        size = f"{source.rows} x {source.columns}" if module is tables else f"{source.train} + {source.test}"
+        if module is data:
+            size = f"{source.train} + {source.test}"
+        else:
+            size = f"{source.rows} x {source.columns}" if module is tables else source.examples
         rows.append(
             {
                 "name": name,

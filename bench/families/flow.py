@@ -156,6 +156,10 @@ class FlowVI(Method):
         self.flow = CouplingFlow(self.size, settings.masks, settings.start)
         self.epochs = 1
 
+    @classmethod
+    def parameters_per_weight(cls, settings: Any) -> None:
+        """None: the flow goes by its own layers."""
+
     # ---- the source, by the subclass
 
     @abstractmethod

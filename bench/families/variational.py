@@ -79,6 +79,11 @@ class MeanField(Variational):
             torch.full_like(p, settings.initial_rho) for p in self.network.parameters()
         )
 
+    @classmethod
+    def parameters_per_weight(cls, settings: Any) -> float:
+        """A mean and a rho."""
+        return 2.0
+
     def posterior(self) -> dict[str, Independent]:
         """The independent normals, with gradients to means and rhos."""
         means = self.network.named_parameters()

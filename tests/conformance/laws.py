@@ -611,6 +611,33 @@ def stopped_fit_goes_on(case: Case, folder: Path, patience: int | None) -> None:
     assert [f.suffix for f in folder.iterdir()] == [".ckpt"]
 
 
+@law
+def stopped_epoch_goes_on(case: Case, folder: Path) -> None:
+    """Trained on examples from disk, a fit goes on inside the epoch in which it was stopped, bit by bit."""
+    case, budget = case.on(problems.on_disk(case.problem, num_uniforms=2)), Budget(3, 6)
+    engine = case.engine()
+    expected = engine.fit(case.problem, budget)
+
+    class Stops(case.cls):
+        steps_seen = 0
+
+        def training_step(self, batch: Batch, batch_idx: int) -> Any:
+            self.steps_seen += 1
+            if self.steps_seen == 7:  # the third of four steps of the second epoch
+                raise StoppedError
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(StoppedError):
+        replace(case, cls=Stops).fit(budget=budget, checkpoints=folder, checkpoint_seconds=0)
+    Stops.steps_seen = 100
+    resumed = replace(case, cls=Stops).fit(budget=budget, checkpoints=folder)
+    assert resumed.steps_seen == 100 + engine.fits[0]["steps"] - 6, "the steps trained after the stop"
+    assert resumed.history == expected.history
+    for name, value in expected.state_dict().items():
+        assert_close(resumed.state_dict()[name], value, rtol=0, atol=0)
+    assert torch.equal(resumed.generator.get_state(), expected.generator.get_state())
+
+
 def contradicted(case: Case) -> Case:
     """The case with fast training and validation labels that contradict the training labels."""
     inputs, targets = case.problem.train.tensors
@@ -639,6 +666,23 @@ def patience_keeps_the_best_epoch(case: Case, patience: int = 3) -> None:
     kept = -prediction.log_score(wrong).mean().item()
     assert kept == pytest.approx(nlls[best], rel=1e-6)
     assert kept < nlls[-1]
+
+
+@law
+def parameters_are_counted(case: Case) -> None:
+    """`parameters_per_weight` is what the optimiser gets per weight; a method without one says None.
+
+    Parameters of the likelihood do not count; nor do up to 5% beside those that go by weights.
+    """
+    method = case.cls(case.problem, case.settings)
+    noise = {id(p) for p in method.likelihood.parameters()}
+    trained = sum(p.numel() for p in method.parameters() if p.requires_grad and id(p) not in noise)
+    found = trained / sum(p.numel() for p in method.network.parameters())
+    said = case.cls.parameters_per_weight(case.settings)
+    if said is None:
+        assert found > 1, f"{found:.3g} per weight are no more than the network's own"
+    else:
+        assert said == pytest.approx(max(found, 1), rel=0.05), f"says {said:.3g} per weight, has {found:.3g}"
 
 
 # ----------------------------------------------------------------------------------------------- settings

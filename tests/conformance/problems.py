@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from bench import likelihoods, networks, priors
-from bench.contract import Problem
+from bench.contract import Problem, Stored
 
 TRAIN, VAL = 20, 12
 
@@ -58,6 +58,37 @@ class Residual(nn.Module):
         hidden = self.enter(inputs)
         hidden = hidden + self.gain * self.dropout(self.hidden(hidden).tanh())
         return self.leave(hidden)
+
+
+class OnDisk(Stored):
+    """The rows of tensors as if they were on disk; augmented, an input is moved by its uniform numbers.
+
+    Args:
+        tensors: Inputs `[N, ...]` and targets.
+        num_uniforms: How many of these an example has.
+    """
+
+    def __init__(self, *tensors: Tensor, num_uniforms: int = 0) -> None:
+        self.tensors, self.num_uniforms = tensors, num_uniforms
+        self.most_rows = 0
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Some rows; `most_rows` keeps how many were asked for at once."""
+        self.most_rows = max(self.most_rows, len(rows))
+        inputs, targets = self.tensors
+        return inputs[rows], targets[rows]
+
+    def finish(self, inputs: Tensor, uniforms: Tensor | None) -> Tensor:
+        """The inputs, each moved by the sum of its numbers."""
+        return inputs if uniforms is None else inputs + uniforms.sum(1).view(-1, *(inputs.ndim - 1) * [1])
+
+
+def on_disk(problem: Problem, num_uniforms: int = 0) -> Problem:
+    """The problem with its training examples as if they were on disk."""
+    return replace(problem, train=OnDisk(*problem.train.tensors, num_uniforms=num_uniforms))
 
 
 def _problem(network, likelihood, inputs: Tensor, targets: Tensor, prior=None) -> Problem:

@@ -236,6 +236,12 @@ def test_stopped_fit_goes_on(case, tmp_path):
     laws.stopped_fit_goes_on(case, tmp_path, None)
 
 
+@cases("mlp", where=trains)
+def test_stopped_epoch_goes_on(case, tmp_path):
+    """Examples from disk: an epoch goes on where it was stopped."""
+    laws.stopped_epoch_goes_on(case, tmp_path)
+
+
 @cases(where=trains)
 def test_stopped_fit_goes_on_where_patience_is_counted(case, tmp_path):
     """A fit that was stopped between its best epoch and its end ends with the same numbers."""
@@ -246,6 +252,12 @@ def test_stopped_fit_goes_on_where_patience_is_counted(case, tmp_path):
 def test_patience_keeps_the_best_epoch(case):
     """Early stopping stops, and the best epoch is what remains."""
     laws.patience_keeps_the_best_epoch(case)
+
+
+@cases()
+def test_parameters_are_counted(case):
+    """A method says how many numbers it trains per weight."""
+    laws.parameters_are_counted(case)
 
 
 # ---- settings

@@ -13,6 +13,7 @@ from conformance import laws, problems
 from conformance.laws import Case
 
 from bench import checkpoints
+from bench.batches import StoredBatches
 from bench.contract import Budget
 from bench.divergence import log_prob
 from bench.methods.linear import Linear
@@ -325,6 +326,22 @@ class UndeclaredDensity(MFVI):
     provides = MFVI.provides - {"density"}
 
 
+class HidesItsScales(MFVI):
+    """Counts its means alone."""
+
+    @classmethod
+    def parameters_per_weight(cls, settings):
+        return 1.0
+
+
+class HasNoCount(MAP):
+    """Has as many parameters as its network, and says that they cannot be counted."""
+
+    @classmethod
+    def parameters_per_weight(cls, settings):
+        return None
+
+
 class SilentHistory(MFVI):
     """Trains on something else than it logs."""
 
@@ -425,6 +442,8 @@ BROKEN = [
     (OtherFunction, laws.predictions_are_of_the_weight_samples),
     (UndeclaredDensity, laws.undeclared_capabilities_raise),
     (SilentHistory, laws.history_tells_the_terms),
+    (HidesItsScales, laws.parameters_are_counted),
+    (HasNoCount, laws.parameters_are_counted),
     (TakesSigmaForRho, laws.scale_is_set_from_outside),
     (CentresTheMeans, laws.scale_is_set_from_outside),
     (ReplacesItsScales, laws.scale_is_set_from_outside),
@@ -479,6 +498,13 @@ def test_law_catches_state_outside_the_checkpoint(tmp_path):
     with pytest.raises(AssertionError):
         laws.stopped_fit_goes_on(broken(OutsideState), tmp_path / "broken", None)
     laws.stopped_fit_goes_on(broken(MFVI), tmp_path / "sound", None)
+
+
+def test_law_catches_a_loader_that_forgets_where_it_was(tmp_path, monkeypatch):
+    """An epoch that begins anew after a stop makes a resumed fit differ."""
+    monkeypatch.setattr(StoredBatches, "load_state_dict", lambda self, state: None)
+    with pytest.raises(AssertionError):
+        laws.stopped_epoch_goes_on(broken(MFVI), tmp_path)
 
 
 def test_law_catches_training_again(tmp_path, monkeypatch):

@@ -2,7 +2,8 @@
 
 Tasks on data that are not in the package are slow, and are skipped where the data are missing. Images must be
 there if BENCH_REQUIRE_DATA=1. The UCI tables may be missing even then, since no package holds them: the laws
-run on `diabetes_regression`, and on one of them with generated numbers in its published layout.
+run on `diabetes_regression`, and on one of them with generated numbers in its published layout. Photographs
+of eyes are made by the tests (`tests/eyes.py`).
 """
 
 import math
@@ -16,6 +17,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
+import eyes
 import generated
 import numpy as np
 import pytest
@@ -24,7 +26,7 @@ import toys
 from drawn import half_counts, names_in_legends, texts, unnamed
 
 import bench
-from bench import cli, data, figures, records, registry, tables
+from bench import cli, data, figures, photographs, records, registry, tables
 from bench.catalogue import misleads
 from bench.contract import CAPABILITIES, Row, Undefined
 from bench.data import array_digest
@@ -52,11 +54,19 @@ def is_embedded(name):
     return getattr(settings_of(name), "dataset", EMBEDDED[0]) in EMBEDDED
 
 
+@pytest.fixture(scope="module")
+def photographed(tmp_path_factory):
+    """A folder of data with small prepared photographs of eyes."""
+    return eyes.write_all(tmp_path_factory.mktemp("photographed"))
+
+
 @pytest.fixture
 def name(request, monkeypatch, tmp_path_factory):
     """The name of a task whose data are there."""
     dataset = getattr(settings_of(request.param), "dataset", None)
-    if request.param == GENERATED:
+    if dataset in photographs.SOURCES:
+        monkeypatch.setenv("BENCH_DATA", str(request.getfixturevalue("photographed")))
+    elif request.param == GENERATED:
         folder = tmp_path_factory.mktemp("generated")
         generated.write_public(folder, dataset)
         monkeypatch.setenv("BENCH_DATA", str(folder))
@@ -279,8 +289,8 @@ def test_score_gives_the_metrics_of_the_spec_within_their_ranges(name, runs):
 def test_score_is_pure(name, runs, monkeypatch):
     """From the arrays alone, on a task that can reach no data, changing nothing, and again the same."""
     done = runs(name)
-    for module in (data, tables):
-        monkeypatch.setattr(module, "load", lambda *_: pytest.fail("score read the data"))
+    for module, reader in ((data, "load"), (tables, "load"), (photographs, "prepared")):
+        monkeypatch.setattr(module, reader, lambda *_: pytest.fail("score read the data"))
     monkeypatch.setattr(references, "read", lambda *_: pytest.fail("score read a reference"))
     task, arrays = load_scores(done.directory)
     for array in arrays.values():

@@ -3,12 +3,15 @@
 import importlib
 from dataclasses import replace
 
+import eyes
+import numpy as np
 import pytest
 import torch
 from conformance import moons, truth
 from torch.utils.data import TensorDataset
 
-from bench import registry
+from bench import photographs, registry
+from bench.contract import Budget
 from bench.studies import active
 from bench.tasks.active_learning import ActiveLearning
 from bench.tasks.split_mnist import SplitMNIST
@@ -25,15 +28,51 @@ def once_a_file():
 
 
 @pytest.mark.parametrize("name", once_a_file())
-def test_held_out_truth_moves_nothing_else(name):
+def test_held_out_truth_moves_nothing_else(name, monkeypatch, tmp_path):
     """Other test labels and inputs move the targets and the predictions of those inputs, and nothing else."""
     entry = registry.task(name)
+    if entry.fixed.get("dataset") in photographs.SOURCES:
+        monkeypatch.setenv("BENCH_DATA", str(eyes.write_all(tmp_path)))
+    if entry.file in truth.NOTHING_PREDICTED:
+        truth.held_out_data_move_nothing(entry.cls, truth.smallest(entry))
+        return
     weighed = truth.WEIGHED_IN_THE_RUN.get(entry.file, set())
     truth.the_held_out_truth_moves_nothing_else(entry.cls, truth.smallest(entry), weighed)
 
 
 def test_law_passes_a_sound_task():
     truth.the_held_out_truth_moves_nothing_else(moons.TwoMoons, moons.SETTINGS, set())
+
+
+class LooksAtTheTest(moons.TwoMoons):
+    """Nothing is predicted, but the training loss is shifted by a held-out label."""
+
+    def run(self, engine):
+        """The loss of a fit, moved."""
+        method = engine.fit(self.problem(), Budget(self.settings.epochs))
+        return {"loss": np.array([method.history[-1]["loss"] + self.shift()])}
+
+    def shift(self):
+        """By what it is moved."""
+        return float(self.own_data("test")[1][0])
+
+    def targets(self):
+        """None."""
+        return {}
+
+
+class LooksAtTraining(LooksAtTheTest):
+    """The same without the peek."""
+
+    def shift(self):
+        """By nothing."""
+        return 0.0
+
+
+def test_law_of_tasks_without_predictions():
+    truth.held_out_data_move_nothing(LooksAtTraining, moons.SETTINGS)
+    with pytest.raises(AssertionError, match="held-out data move loss"):
+        truth.held_out_data_move_nothing(LooksAtTheTest, moons.SETTINGS)
 
 
 @pytest.mark.parametrize("cheat", moons.CHEATS, ids=lambda cheat: cheat.__name__)

@@ -58,6 +58,8 @@ SMALLEST = {
 WEIGHED_IN_THE_RUN = {"singular_evidence": {"log_ratios"}}
 """Arrays that a run makes of held-out truth itself. singular_evidence: predictive densities at 5,000 fresh
 observations under every draw are too many numbers to keep, so the run sums over the draws."""
+NOTHING_PREDICTED = ("gradient_variance", "training_dynamics")
+"""Files of tasks that look at training alone: they have no targets, and no held-out data reach them."""
 
 OPEN = ("train", "val", "pool")
 """Parts of `Task.own_data` that a run may use as it likes."""
@@ -98,7 +100,7 @@ def some(size: int) -> list[int]:
 
 def moved(inputs: Any) -> Any:
     """The inputs, those at `some` places moved and stretched."""
-    moved = inputs.clone() if isinstance(inputs, Tensor) else inputs.copy()
+    moved = inputs.clone() if isinstance(inputs, Tensor) else np.array(inputs)
     at = some(len(inputs))
     moved[at] = 2 * moved[at] + 1
     return moved
@@ -421,6 +423,23 @@ def the_held_out_truth_moves_nothing_else(cls: type[Task], settings: Any, in_the
         for n in base.targets
     )
     assert reached, "other held-out inputs change no prediction"
+
+
+def held_out_data_move_nothing(cls: type[Task], settings: Any) -> None:
+    """Of a task without predictions: held-out data change nothing of a run, training labels something."""
+    held_out = Ahead(cls, settings)
+    world, elsewhere = World(), World(labels=True, inputs=True)
+    base, other = (run(cls, settings, each, held_out) for each in (world, elsewhere))
+    taught = run(cls, settings, World(training=True), held_out)
+    reads = [*world.reads, *elsewhere.reads, *import_again(sys.modules[cls.__module__])]
+    assert not reads, f"read past Task.own_data, bench.data and bench.tables: {'; '.join(reads)}"
+    assert not base.targets, "a task with held-out truth"
+    for name, array in base.arrays.items():
+        assert not differ(array, other.arrays[name]), f"held-out data move {name}"
+    assert base.told == other.told, "held-out data reach what is told"
+    assert any(differ(base.arrays[n], taught.arrays[n]) for n in base.arrays), (
+        "training labels change no array"
+    )
 
 
 def differ(one: np.ndarray, two: np.ndarray) -> bool:
