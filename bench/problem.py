@@ -122,10 +122,10 @@ class Problem:
 class Budget:
     """The most that a method may spend on one fit; the task poses it.
 
-    `batch_size` None means full batch. `patience` ends a fit after so many epochs without a better validation
-    NLL and keeps the best epoch; None trains to the end. Without validation examples the training loss takes
-    the NLL's place. `draws` is the number of examples in an epoch, permutation after permutation of the data;
-    None means each example once.
+    No epochs leave a method at its start. `batch_size` None means full batch. `patience` ends a fit after so
+    many epochs without a better validation NLL and keeps the best epoch; None trains to the end. Without
+    validation examples the training loss takes the NLL's place. `draws` is the number of examples in an
+    epoch, permutation after permutation of the data; None means each example once.
     """
 
     epochs: int

@@ -327,7 +327,7 @@ def claims(runs: Sequence[FinishedRun]) -> list[str]:
     else:
         claim, limits = "stays within twofold", (1 / TWOFOLD, TWOFOLD)
     return [
-        f"draws lie {distance:.3g} sigma from the mean (sqrt(D) = {size**0.5:.4g}); the variance at sigma 1 "
+        f"draws lie {distance:.4g} sigma from the mean (sqrt(D) = {size**0.5:.4g}); the variance at sigma 1 "
         f"is {rise:.3g} times that at 0.1; that it {claim} is {verdict(rise, *limits)}",
         f"at sigma 1 gradients of two draws have a cosine of {cosine:.3g}",
     ]
