@@ -277,6 +277,7 @@ STANDARD = MFVI.cls.settings_class()
 VALUES = {
     "learning_rate": st.floats(1e-6, 1e3),
     "optimizer": st.sampled_from(["adam", "amsgrad", "sgd"]),
+    "rate_decay": st.floats(0.01, 1),
     "train_samples": st.integers(1, 1000),
     "initial_rho": st.floats(-10, 10),
     "pretrain_epochs": st.integers(0, 500),
