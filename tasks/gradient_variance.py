@@ -174,6 +174,7 @@ class GradientVariance(Task):
         """What is measured at one sigma."""
         method.set_scale(sigma)
         name, count = gradients.last_convolution(method.network), self.settings.pairs
+        assert isinstance(method.problem.train, TensorDataset)
         parts = zip(*(t.split(self.settings.batch_size) for t in method.problem.train.tensors), strict=True)
         batches = [Batch(*part) for part in parts]
         # The same batches and noise at every sigma: ratios of variances are of the same draws.
@@ -260,7 +261,8 @@ class GradientVariance(Task):
 def geometric(values: np.ndarray) -> Interval:
     """Geometric mean of positive values `[R]`, with Student's interval of their logarithms."""
     mean = intervals.student(np.log(values))
-    return Interval(*np.exp(mean[:3]).tolist(), mean.basis)
+    centre, low, high = np.exp(mean[:3])
+    return Interval(float(centre), float(low), float(high), mean.basis)
 
 
 def over_seeds(values: np.ndarray) -> Band:
@@ -291,21 +293,12 @@ def chart(scales: np.ndarray, lines: Mapping[str, Sequence[Arrays]], notes: Sequ
         line: Band.flat(np.sqrt(np.mean([np.square(a["distances"]).mean(1) for a in of], 0)))
         for line, of in lines.items()
     } | {f"sigma sqrt(D), D = {size:,}": Band.flat(scales * size**0.5), "sigma": Band.flat(scales)}
-    log = {"logarithmic_x": True}
+    log_x = partial(figures.bands, logarithmic_x=True)
+    log_both = partial(log_x, logarithmic=True)
     return alt.concat(
-        figures.bands(
-            variances,
-            x,
-            ["Variance of the gradient", *notes],
-            "sigma",
-            "nats squared",
-            logarithmic=True,
-            **log,
-        ),
-        figures.bands(cosines, x, ["Cosine of the gradients of two draws"], "sigma", "cosine", **log),
-        figures.bands(
-            distances, x, ["Distance of draws from the mean"], "sigma", "distance", logarithmic=True, **log
-        ),
+        log_both(variances, x, ["Variance of the gradient", *notes], "sigma", "nats squared"),
+        log_x(cosines, x, ["Cosine of the gradients of two draws"], "sigma", "cosine"),
+        log_both(distances, x, ["Distance of draws from the mean"], "sigma", "distance"),
         columns=2,
     ).resolve_scale(**figures.APART)
 
@@ -321,7 +314,7 @@ def claims(runs: Sequence[FinishedRun]) -> list[str]:
     """What the source says of a family whose draws lie as far from the mean as these, and what came out."""
     size, distance = runs[0].arrays["weights"][0], np.mean([run.metrics["distance"] for run in runs])
     rise = geometric(np.array([run.metrics["rise"] for run in runs]))
-    cosine = intervals.student([run.metrics["cosine_at_one"] for run in runs])
+    cosine = intervals.student(np.array([run.metrics["cosine_at_one"] for run in runs], float))
     if distance > size**0.25:  # nearer to sqrt(D) than to 1
         claim, limits = "rises at least tenfold", (TENFOLD, np.inf)
     else:

@@ -151,10 +151,10 @@ class Retinopathy(PhotographTask):
         """Readings of the test eyes, and whose eyes they are."""
         own = self.settings
         engine.stage("fit")
-        problem = self.problem()
-        method = engine.fit(problem, Budget(own.epochs, own.batch_size, own.patience))
-        seen = engine.predict(method, problem.val, own.test_samples)
-        engine.log("nll", -float(seen.log_score(problem.val.labels).mean()))
+        method = engine.fit(self.problem(), Budget(own.epochs, own.batch_size, own.patience))
+        val = self.eyes("val")
+        seen = engine.predict(method, val, own.test_samples)
+        engine.log("nll", -float(seen.log_score(val.labels).mean()))
         prediction = engine.predict(method, self.eyes("test"), own.test_samples)
         return referral.stored(prediction, self.tested.patients[self.rows("test")])
 

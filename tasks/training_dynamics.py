@@ -253,10 +253,12 @@ def chart(lines: dict[str, list[Arrays]]) -> Any:
 
 def falls(runs: Sequence[FinishedRun]) -> str:
     """Whether training accuracy falls, and what the gradient's noise does meanwhile, over the seeds."""
-    fall = intervals.student([run.metrics["fall"] for run in runs])
-    growth = intervals.student(
-        [math.log10(run.metrics["gradient_sd"] / run.metrics["gradient_sd_at_best"]) for run in runs]
+    fall = intervals.student(np.array([run.metrics["fall"] for run in runs], float))
+    end, best = (
+        np.array([run.metrics[name] for run in runs], float)
+        for name in ("gradient_sd", "gradient_sd_at_best")
     )
+    growth = intervals.student(np.log10(end / best))
     said = fall.said(f"it falls by more than {FALL}", f"it does not fall by {FALL}", FALL)
     return (
         f"training accuracy ends {fall:.3g} below its best{said}; from there on the standard deviation "

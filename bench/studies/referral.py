@@ -22,7 +22,7 @@ import torch
 from bench import figures, metrics, randomness
 from bench.contract import Arrays, Layout, Metric, Metrics, Row, Undefined
 from bench.intervals import Band
-from bench.predictions import Bernoulli
+from bench.predictions import Bernoulli, Prediction
 
 REFERRED = (10, 20, 30, 50)
 """Percentages referred, of which a run reports the AUC."""
@@ -109,17 +109,18 @@ def _largest(metric: Metric) -> float:
 # ------------------------------------------------------------------------------------------------- arrays
 
 
-def stored(prediction: Bernoulli, patients: np.ndarray) -> Arrays:
+def stored(prediction: Prediction, patients: np.ndarray) -> Arrays:
     """What a run keeps of its predictions: 20 bytes an image.
 
     Args:
-        prediction: Of the test images, log-odds `[S, N]`.
+        prediction: A `Bernoulli` of the test images, log-odds `[S, N]`.
         patients: A number per patient, `[N]`.
 
     Returns:
         Log-probabilities of healthy and sick `[N, 2]`, averaged over the samples; mutual information, in
         nats, and standard deviation of p(sick) over the samples, each `[N]`, 0 if S = 1; patients `[N]`.
     """
+    assert isinstance(prediction, Bernoulli)
     log_odds = prediction.log_odds.double()
     of_samples = torch.nn.functional.logsigmoid(torch.stack([-log_odds, log_odds], -1))  # [S, N, 2]
     return {
