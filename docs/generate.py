@@ -519,6 +519,22 @@ def gradient_variances() -> str:
     return table([*header, "distance, sigma", "minutes per run"], rows)
 
 
+def truncation() -> str:
+    """Training accuracy of mfvi with truncated noise, by the bound and the number of weight samples."""
+    found = {}
+    for task_identity, _, group in groups("training_dynamics_digits"):
+        method = group[0][1].method.settings
+        if task_identity == "training_dynamics_digits+epochs=50":
+            found[method["truncation"], method["train_samples"]] = group
+    rows = [
+        ["no bound" if bound is None else f"{bound:g}"]
+        + [metric(found[bound, samples], name) for name in ("best_accuracy", "nll") for samples in (1, 4)]
+        for bound in (None, 1.0, 0.5, 0.25)
+    ]
+    columns = [f"{name}, S = {samples}" for name in ("best accuracy", "NLL trained on") for samples in (1, 4)]
+    return table(["noise at most", *columns], rows)
+
+
 def training_dynamics() -> str:
     """Where a fit ends, and where its training accuracy was best."""
     names = ["best_accuracy", "best_epoch", "accuracy", "nll_at_best", "nll"]
@@ -526,6 +542,8 @@ def training_dynamics() -> str:
     rows = []
     for task in ("training_dynamics", "training_dynamics_digits"):
         for task_identity, method_identity, group in groups(task):
+            if task_identity != task:  # those of the table of truncation
+                continue
             minutes = np.mean([record.seconds for _, record in group]) / 60
             row = [f"`{method_identity}`, `{task_identity}`", str(len(group))]
             rows.append(row + [metric(group, name) for name in names] + [f"{minutes:.1f}"])
@@ -878,7 +896,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "gradient variance": gradient_variances,
     "gradient variance said": lambda: active_said("gradient_variance"),
     "training dynamics": training_dynamics,
-    "training dynamics said": lambda: active_said("training_dynamics_digits"),
+    "truncation": truncation,
     "singular rows": singular_rows,
     "singular claims": singular_claims,
     "singular published": singular_published,
