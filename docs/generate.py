@@ -28,8 +28,7 @@ from bench.comparison import by_task
 from bench.contract import CAPABILITIES, Comparison, FinishedRun
 from bench.diagnostics import mixed
 from bench.intervals import differences, student
-from bench.leaderboard import codes
-from bench.leaderboard.entries import committed
+from bench.leaderboard import codes, entries
 from bench.leaderboard.store import run_arrays
 from bench.records import Record
 from bench.registry import methods
@@ -54,6 +53,12 @@ FIGURES = {
 """Rows of Figs 1 and 2 of the task's source (docs/sources.md)."""
 
 Group = list[tuple[Path, Record]]
+
+
+@cache
+def committed() -> Group:
+    """Every committed run and its record, read once."""
+    return list(entries.committed())
 
 
 def groups(task: str) -> Iterator[tuple[str, str, Group]]:
@@ -854,6 +859,14 @@ def retinopathy_mistakes(run: FinishedRun, number: int = 10, band: int = 14) -> 
     return sheet
 
 
+def robustness_table() -> str:
+    """Shares of the random configurations that learned nothing, and that were good."""
+    if not finished_runs("retinopathy_robustness"):
+        return "No run is committed yet."
+    said = compared("retinopathy_robustness")
+    return table(said.header, said.rows)
+
+
 def retinopathy_said(task: str) -> str:
     """What `bench figures RUN.. --to DIR` says of the committed runs of a task."""
     return active_said(task) if finished_runs(task) else "No run is committed yet."
@@ -877,6 +890,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "retinopathy table": lambda: retinopathy_table("retinopathy_synthetic"),
     "retinopathy controls": lambda: retinopathy_controls("retinopathy_synthetic"),
     "retinopathy said": lambda: retinopathy_said("retinopathy_synthetic"),
+    "robustness": robustness_table,
+    "robustness said": lambda: retinopathy_said("retinopathy_robustness"),
     "chains toy_regression": lambda: chains("toy_regression"),
     "chains iris_depth": lambda: chains("iris_depth"),
     "continual runs": continual_runs,
