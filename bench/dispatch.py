@@ -52,7 +52,7 @@ class Board:
         cell = self.cells[number]
         if (outcome := self.outcomes.get(number)) is None:
             noted = self.note(number).read()
-            state: State = "running" if noted.get("state") == "running" else "planned"
+            state: State = noted.get("state", "planned")
             told = (noted.get("share"), noted.get("left"), noted.get("what", ""))
             return Standing(str(cell), cell.preset, self.note(number).directory, state, *told)
         reason = str(outcome.refusal or (outcome.record and outcome.record.reason) or "")

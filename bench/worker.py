@@ -69,6 +69,8 @@ def run(cell: Plan) -> End:
             return End("unwritable", str(error))
         if isinstance(outcome.refusal, Busy):
             return End("busy")
+        if outcome.status in ("completed", "diverged"):
+            note.tell(outcome.status)
     return End(outcome.status, str(outcome.refusal or ""), outcome.began)
 
 

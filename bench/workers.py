@@ -14,16 +14,39 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from bench.errors import UsageError
+from bench.settings import Count, NonNegative, settings
 from bench.worker import GRACE, End
 
 Cells = Mapping[str, str]
 """Cells to run, each a line for `bench.worker`, by names of the caller's choice."""
+
+
+@settings
+class Cluster:
+    """What the cells of a sweep ask of Ray or Slurm."""
+
+    gpus: NonNegative = 0.0
+    """GPUs of a cell; on Ray a share such as 0.25 puts four cells on one."""
+    placement: Literal["spread", "pack"] = "spread"
+    """Ray: over as many nodes as there are, or as few as will do."""
+    partition: str | None = None
+    """Slurm: partition of the jobs; null is the cluster's default."""
+    minutes: Count = 60
+    """Slurm: time limit of a job, in minutes; a job that reaches it goes on in a new one."""
+    memory: str | None = None
+    """Slurm: memory of a job, as sbatch has it: 8GB; null is the cluster's default."""
+    at_once: Count = 256
+    """Slurm: jobs of the array that run at a time."""
+    cells: Count = 1
+    """Slurm: cells of a job, one after another; short ones share the wait for a node and the start."""
+    manager: Literal["slurm", "local"] = "slurm"
+    """Slurm: local is submitit's own processes on this machine, all jobs at once, to try a sweep out."""
 
 
 class Workers(Protocol):
@@ -62,7 +85,7 @@ class Process:
     def __init__(self, variables: Mapping[str, str], folder: str) -> None:
         self.variables, self.folder = dict(variables), folder
         self._child: subprocess.Popen[str] | None = None
-        self._starting = threading.Lock()
+        self._starting = threading.RLock()  # a signal's handler may stop it
         self._is_busy = self._is_stopped = False
 
     def run(self, line: str) -> End:
@@ -155,11 +178,12 @@ class Local:
             own = {"CUDA_VISIBLE_DEVICES": devices[place % len(devices)]} if devices else {}
             self._processes.append(Process({**environment(threads), **own}, os.getcwd()))
         self._threads = [threading.Thread(target=self._work, args=(p,)) for p in self._processes]
-        for thread in self._threads:
-            thread.start()
 
     def submit(self, cells: Cells) -> None:
         """Queues cells."""
+        for thread in self._threads:
+            if thread.ident is None:
+                thread.start()
         for item in cells.items():
             self._waiting.put(item)
 
@@ -178,7 +202,8 @@ class Local:
         for thread in stopping:
             thread.start()
         for thread in (*stopping, *self._threads):
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
 
     def _work(self, process: Process) -> None:
         while (item := self._waiting.get()) is not None:
@@ -206,12 +231,41 @@ def devices() -> list[str]:
     return [str(number) for number in range(torch.cuda.device_count())]
 
 
-def chosen_workers(text: str, threads: int) -> Workers:
-    """The workers that `--workers` names.
+def chosen_workers(text: str, threads: int, cluster: Cluster, out: Path) -> Workers:
+    """The workers that `--workers` names: a number, ray, ray://HOST:PORT or slurm.
+
+    Args:
+        text: The name.
+        threads: Of each cell.
+        cluster: What a cell asks of Ray or Slurm.
+        out: The folder for runs.
 
     Raises:
-        UsageError: If it names none.
+        UsageError: If it names none, or the package that it needs is not installed.
+        BenchError: If there is no such cluster.
     """
     if text.isdecimal() and int(text) > 0:
         return Local(int(text), threads, devices())
-    raise UsageError(f"--workers {text}: must be a number of processes, 1 or more")
+    if text == "ray" or text.startswith("ray://"):
+        with _installed("ray"):
+            from bench.workers_ray import OnRay
+        return OnRay(None if text == "ray" else text, threads, cluster)
+    if text == "slurm":
+        with _installed("submitit", "slurm"):
+            from bench.workers_slurm import OnSlurm
+        return OnSlurm(out / "sweep" / "slurm", threads, cluster)
+    raise UsageError(f"--workers {text}: must be a number, 1 or more, ray, ray://HOST:PORT or slurm")
+
+
+@contextmanager
+def _installed(package: str, extra: str = "") -> Iterator[None]:
+    """Says in one line that a package is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        extra = extra or package
+        raise UsageError(
+            f"--workers {extra} needs {package}: pip install 'posterior-bench[{extra}]'"
+        ) from None

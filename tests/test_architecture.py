@@ -76,7 +76,14 @@ FLOORS = {
     },
     "many runs": {
         *("bench.progress", "bench.runs", "bench.means", "bench.sweep", "bench.tune", "bench.leaderboard.*"),
-        *("bench.cells", "bench.worker", "bench.workers", "bench.dispatch"),
+        *(
+            "bench.cells",
+            "bench.worker",
+            "bench.workers",
+            "bench.workers_ray",
+            "bench.workers_slurm",
+            "bench.dispatch",
+        ),
     },
     "command line": {"bench.sweep_view", "bench.commands.*", "bench.cli", "bench.__main__"},
 }

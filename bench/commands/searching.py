@@ -14,6 +14,7 @@ from bench.commands.parser import Parser, add_method_and_task, add_run_arguments
 from bench.errors import BenchError, Diverged, UsageError
 from bench.plan import Plan
 from bench.settings import build
+from bench.workers import Cluster, chosen_workers
 
 if TYPE_CHECKING:
     from bench.sweep import Outcome
@@ -54,9 +55,11 @@ def sweep(arguments: list[str]) -> int:
         "--workers",
         type=str | None,
         default=None,
-        help="how many processes of this machine run cells at a time, each on --threads cores (1 unless "
-        "given) and on one accelerator if there are any; without it this process runs one cell after another",
+        help="where cells run, each on --threads cores, 1 unless given. N: so many processes of this machine "
+        "at a time, each on one of its accelerators if there are any; ray or ray://HOST:PORT: a cluster of "
+        "Ray; slurm: jobs by submitit. Without it this process runs one cell after another",
     )
+    parser.add_class_arguments(Cluster, "cluster")
     parser.add_argument(
         "--retries",
         type=int,
@@ -75,7 +78,6 @@ def sweep(arguments: list[str]) -> int:
     from bench.cells import write_plan
     from bench.sweep import cells as cells_of
     from bench.sweep import distinct, read
-    from bench.workers import chosen_workers
 
     common = {name: chosen[name] for name in ("out", "data_dir", "threads", "force")}
     if chosen.workers is not None and chosen.threads is None:
@@ -95,7 +97,9 @@ def sweep(arguments: list[str]) -> int:
         raise UsageError("--grid, or --methods and --tasks, is required")
     if chosen.retries < 0:
         raise UsageError(f"--retries {chosen.retries}: must be 0 or more")
-    workers = None if chosen.workers is None else chosen_workers(chosen.workers, common["threads"])
+    if chosen.workers is not None:
+        cluster = build(Cluster, vars(chosen.cluster), "cluster")
+        workers = chosen_workers(chosen.workers, common["threads"], cluster, Path(chosen.out))
     cells, twice = distinct(planned)
     if twice is not None:
         errors.print(twice, soft_wrap=True)
@@ -105,7 +109,7 @@ def sweep(arguments: list[str]) -> int:
         except UsageError as error:
             errors.print(f"{cell}: refused: {error}", soft_wrap=True)
     write_plan(Path(chosen.out), cells)
-    if workers is None:
+    if chosen.workers is None:
         outcomes = _one_after_another(cells)
     else:
         from bench.dispatch import run_all
