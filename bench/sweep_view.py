@@ -20,6 +20,7 @@ from bench.cells import STATES, Standing
 from bench.commands.formats import number, plain
 from bench.dispatch import Board
 from bench.progress import EVERY, Clock, duration, is_terminal
+from bench.text import escaped
 
 _REFRESH = 1.0
 """Seconds between two readings of all notes."""
@@ -89,7 +90,7 @@ class _View:
 
     def line(self, text: str) -> None:
         self.last = self.clock()
-        self.console.print(plain(f"{time.strftime('%H:%M:%S')}  {text}"), soft_wrap=True)
+        self.console.print(escaped(f"{time.strftime('%H:%M:%S')}  {text}"), soft_wrap=True)
 
 
 class _Table(_View):
