@@ -8,7 +8,7 @@ record that says so, and is not tried again. A cell whose run another process is
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -32,13 +32,13 @@ class Board:
     Attributes:
         cells: The plans, in order.
         outcomes: Of the cells that have ended, by number.
-        deaths: How often the process of a cell died, by number.
+        deaths: How the process of a cell died each time, by number.
     """
 
     def __init__(self, cells: Sequence[Plan]) -> None:
         self.cells = list(cells)
         self.outcomes: dict[int, Outcome] = {}
-        self.deaths: Counter[int] = Counter()
+        self.deaths: defaultdict[int, list[str]] = defaultdict(list)
         self._notes: dict[int, Note] = {}
 
     def note(self, number: int) -> Note:
@@ -112,9 +112,9 @@ def run_all(
             again = []
             for name, end in workers.ended(EVERY):
                 number = int(name)
-                if end.state == "died" and board.deaths[number] < retries:
+                if end.state == "died" and len(board.deaths[number]) < retries:
                     again.append(number)
-                    board.deaths[number] += 1
+                    board.deaths[number].append(end.reason)
                     board.cells[number] = _resuming(board, number)
                 elif end.state == "busy":
                     elsewhere.add(number)
@@ -147,7 +147,7 @@ def _outcome(board: Board, number: int, end: End) -> Outcome:
         note.tell("refused", end.reason)
         return Outcome(cell, note.directory, None, UsageError(end.reason), end.began)
     if end.state == "died":
-        times = f", {board.deaths[number] + 1} times" if board.deaths[number] else ""
+        times = f", {len(board.deaths[number]) + 1} times" if board.deaths[number] else ""
         reason = f"failed: {end.reason}{times}; what it printed is in {note.log}"
         note.tell("failed", reason)
         return Outcome(cell, note.directory, None, BenchError(reason), True)

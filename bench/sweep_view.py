@@ -58,6 +58,7 @@ class _View:
         self.looked = -float("inf")
         self.share_before: float | None = None
         self.before: dict[int, str] = {}
+        self.deaths: Counter[int] = Counter()
         self.live: Live | None = None
 
     def look(self, board: Board) -> None:
@@ -75,6 +76,10 @@ class _View:
             left = (self.clock() - self.began) * (1 - share) / (share - self.share_before)
         heading = f"{int(100 * share):3d} %  ETA {duration(left)}  {summary(standings)}"
         with suppress(OSError):  # a full disk, a closed pipe: the sweep goes on unseen
+            for place, reasons in board.deaths.items():
+                for reason in reasons[self.deaths[place] :]:
+                    self.line(f"{board.cells[place]}: {reason}; it is tried again")
+                self.deaths[place] = len(reasons)
             self.show(standings, heading)
 
     def show(self, standings: list[Standing], heading: str) -> None:

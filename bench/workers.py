@@ -100,11 +100,17 @@ class Process:
         assert child.stdout is not None
         answer = ""
         self._is_busy = True
-        with suppress(BrokenPipeError, ValueError):  # it is gone, or was stopped meanwhile
+        try:
             child.stdin.write(line + "\n")
             child.stdin.flush()
             answer = child.stdout.readline()
-        self._is_busy = False
+        except (BrokenPipeError, ValueError):  # it is gone, or was stopped meanwhile
+            pass
+        except BaseException:
+            self._end(child)
+            raise
+        finally:
+            self._is_busy = False
         if answer.endswith("\n"):
             return End(**json.loads(answer))
         self._end(child)
@@ -149,7 +155,7 @@ class Process:
         child.wait()
         for stream in (child.stdin, child.stdout):
             assert stream is not None
-            with suppress(OSError):
+            with suppress(OSError, RuntimeError):  # a signal's handler stops it in the middle of a reading
                 stream.close()
         self._child = None
 

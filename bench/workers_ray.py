@@ -8,8 +8,11 @@ must see the folder for runs under the same path, and have the suite installed.
 
 from __future__ import annotations
 
+import logging
 import os
+import sys
 import time
+from contextlib import ExitStack, redirect_stdout
 from dataclasses import asdict
 from typing import Any
 
@@ -51,9 +54,13 @@ class OnRay:
     """
 
     def __init__(self, address: str | None, threads: int, cluster: Cluster) -> None:
+        self._cleaning = ExitStack()
+        self._cleaning.enter_context(redirect_stdout(sys.stderr))  # Ray tells there that a node is lost
+        self._cleaning.callback(ray.shutdown)
         try:
-            ray.init(address, log_to_driver=False, include_dashboard=False if address is None else None)
+            ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
+            self.close()
             raise BenchError(f"--workers {address or 'ray'}: {one_line(error)}") from None
         self._variables = environment(threads)
         task = ray.remote(_attend)
@@ -81,7 +88,7 @@ class OnRay:
 
     def close(self) -> None:
         """Leaves the cluster, which ends this driver's workers and so the processes of its cells."""
-        ray.shutdown()
+        self._cleaning.close()
 
 
 def _end(task: Any) -> End:

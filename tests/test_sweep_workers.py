@@ -331,10 +331,12 @@ def test_lines_tell_what_changes(board):
     with watched(Console(file=stream), lambda: next(clock)) as view:
         view.look(board)
         board.outcomes[2] = run_cell(board.cells[2])
+        board.deaths[0].append("its worker was killed")
         view.look(board)
-    lines = [line.split("  ", 1)[1] for line in stream.getvalue().splitlines()]
+    lines = [line.split("  ", 1)[1].strip() for line in stream.getvalue().splitlines()]
     assert lines[0] == "58 %  ETA -:--:--  3 cells: 1 failed, 1 running, 1 planned"
-    assert lines[1] == f"{METHOD} {TASK} seed 2: completed, closeness 8.301"
+    assert lines[1] == f"{METHOD} {TASK} seed 0: its worker was killed; it is tried again"
+    assert lines[2] == f"{METHOD} {TASK} seed 2: completed, closeness 8.301"
     assert "\x1b" not in stream.getvalue()
 
 
