@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from dataclasses import replace
 
 from bench.cells import Note, Standing, State
@@ -72,7 +71,7 @@ def run_all(
     retries: int = 1,
     watch: Callable[[Board], None] = lambda board: None,
 ) -> list[Outcome]:
-    """Runs cells on workers, which are closed at the end, whatever the end is.
+    """Runs cells on workers, which stay as they are: who made them closes them.
 
     Args:
         cells: No two of them the same run (`bench.sweep.distinct`).
@@ -105,26 +104,25 @@ def run_all(
                 lines[str(number)] = message(cell, board.note(number).log)
         workers.submit(lines)
 
-    with closing(workers):
-        send(range(len(cells)))
+    send(range(len(cells)))
+    watch(board)
+    while len(board.outcomes) < len(cells):
+        again = []
+        for name, end in workers.ended(EVERY):
+            number = int(name)
+            if end.state == "died" and len(board.deaths[number]) < retries:
+                again.append(number)
+                board.deaths[number].append(end.reason)
+                board.cells[number] = _resuming(board, number)
+            elif end.state == "busy":
+                elsewhere.add(number)
+            else:
+                board.outcomes[number] = _outcome(board, number, end)
+        free = {number for number in elsewhere if not is_locked(board.note(number).directory)}
+        elsewhere -= free
+        if again or free:
+            send([*again, *sorted(free)])
         watch(board)
-        while len(board.outcomes) < len(cells):
-            again = []
-            for name, end in workers.ended(EVERY):
-                number = int(name)
-                if end.state == "died" and len(board.deaths[number]) < retries:
-                    again.append(number)
-                    board.deaths[number].append(end.reason)
-                    board.cells[number] = _resuming(board, number)
-                elif end.state == "busy":
-                    elsewhere.add(number)
-                else:
-                    board.outcomes[number] = _outcome(board, number, end)
-            free = {number for number in elsewhere if not is_locked(board.note(number).directory)}
-            elsewhere -= free
-            if again or free:
-                send([*again, *sorted(free)])
-            watch(board)
     return [board.outcomes[number] for number in range(len(cells))]
 
 

@@ -56,6 +56,7 @@ class _View:
         self.console, self.clock = console, clock
         self.began = self.last = clock()
         self.looked = -float("inf")
+        self.board: Board | None = None
         self.share_before: float | None = None
         self.before: dict[int, str] = {}
         self.deaths: Counter[int] = Counter()
@@ -67,6 +68,9 @@ class _View:
         if self.clock() - self.looked < _REFRESH and not is_over:
             return
         self.looked = self.clock()
+        if board is not self.board:  # the next round of a search
+            self.board, self.share_before, self.before = board, None, {}
+            self.deaths.clear()
         standings = [board.standing(each) for each in range(len(board.cells))]
         share = share_of(standings)
         if self.share_before is None:

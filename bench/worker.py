@@ -17,11 +17,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from bench import registry
 from bench.plan import Plan
 from bench.settings import build
 from bench.signals import stoppable
@@ -47,9 +48,10 @@ class End:
 
 
 def message(cell: Plan, log: Path) -> str:
-    """A cell as one line: plain values, and the file that takes what is printed."""
+    """A cell as one line: plain values, whether tuned presets are read, and the file for what is printed."""
     values = {name: str(value) if isinstance(value, Path) else value for name, value in vars(cell).items()}
-    return json.dumps({"cell": values, "log": str(log)}, default=dict)
+    told = {"cell": values, "untuned": registry.is_untuned(), "log": str(log)}
+    return json.dumps(told, default=dict)
 
 
 def run(cell: Plan) -> End:
@@ -121,7 +123,8 @@ def main() -> int:
         for line in lines:
             told: dict[str, Any] = json.loads(line)
             _redirect(Path(told["log"]))
-            end = run(build(Plan, told["cell"]))
+            with registry.untuned() if told["untuned"] else nullcontext():
+                end = run(build(Plan, told["cell"]))
             lines.is_running = False
             with suppress(BrokenPipeError):
                 print(json.dumps(asdict(end)), file=answers, flush=True)

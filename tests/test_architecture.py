@@ -82,6 +82,7 @@ FLOORS = {
             "bench.workers",
             "bench.workers_ray",
             "bench.workers_slurm",
+            "bench.tpe",
             "bench.dispatch",
         ),
     },

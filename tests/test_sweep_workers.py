@@ -19,7 +19,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from bench import cells, cli, worker, workers
+from bench import cells, cli, registry, tune, worker, workers
 from bench.commands import searching
 from bench.dispatch import Board, run_all
 from bench.errors import OutputError, UsageError
@@ -54,12 +54,13 @@ class Scripted:
 
     def __init__(self, **ends):
         self.ends = {name.removeprefix("cell"): list(several) for name, several in ends.items()}
-        self.waiting, self.submitted, self.is_closed = [], [], False
+        self.waiting, self.submitted, self.lines = [], [], []
 
     def submit(self, lines):
         """Takes cells."""
         for name, line in lines.items():
             self.waiting.append((name, line))
+            self.lines.append(line)
             self.submitted.append((name, json.loads(line)["cell"]))
 
     def ended(self, seconds):
@@ -74,7 +75,6 @@ class Scripted:
 
     def close(self):
         """Nothing is left."""
-        self.is_closed = True
 
 
 # ---- flags
@@ -182,7 +182,6 @@ def test_outcomes_are_those_of_the_sequential_sweep(tmp_path):
         )
         if other.record is not None:
             assert found.record.provenance.arrays_digest == other.record.provenance.arrays_digest
-    assert scripted.is_closed
     again = Scripted()
     assert [o.status for o in run_all(plans, again)] == [o.status for o in outcomes]
     assert [name for name, _ in again.submitted] == ["3"]  # what was refused has no record
@@ -251,7 +250,6 @@ def test_results_that_cannot_be_written_end_the_sweep(tmp_path):
     scripted = Scripted(cell0=[End("unwritable", "cannot write x: disk full")])
     with pytest.raises(OutputError, match="disk full"):
         run_all([cell(tmp_path), cell(tmp_path, seed=1)], scripted)
-    assert scripted.is_closed
     assert worker.run(cell("/proc/runs")).state == "unwritable"
 
 
@@ -263,6 +261,21 @@ def test_accelerators_are_dealt_out_in_turn(monkeypatch):
     assert [each["CUDA_VISIBLE_DEVICES"] for each in given] == ["4", "6", "4"]
     assert {each["OMP_NUM_THREADS"] for each in given} == {"2"}
     local.close()
+
+
+def test_search_on_workers_finds_what_it_finds_in_one_process(tmp_path, monkeypatch):
+    """Settings that were tuned already are not read there either."""
+    monkeypatch.setattr(registry, "TUNED", tmp_path / "tuned")
+    plan = cell(tmp_path / "alone")
+    alone = tune.tune(plan, 4, registry.TUNED)
+    scripted = Scripted(cell2=[DIED, DIED])
+    found = tune.tune(cell(tmp_path), 4, tmp_path / "else", run=lambda cells: run_all(cells, scripted))
+    assert [c.settings for c in found.configurations] == [c.settings for c in alone.configurations]
+    values = [c.value for c in alone.configurations]
+    assert [c.value for c in found.configurations] == [*values[:2], None, values[3]]
+    assert [c.status for c in found.configurations] == ["completed", "completed", "failed", "completed"]
+    assert found.sampler == tune.Sampler()
+    assert {json.loads(line)["untuned"] for line in scripted.lines} == {True}
 
 
 # ---- what is told

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -51,21 +53,7 @@ def sweep(arguments: list[str]) -> int:
         ("members", "independent copies to fit; null, what the method's name says, unless given"),
     ):
         parser.add_argument(f"--{name}", nargs="+", type=str, default=None, help=help)
-    parser.add_argument(
-        "--workers",
-        type=str | None,
-        default=None,
-        help="where cells run, each on --threads cores, 1 unless given. N: so many processes of this machine "
-        "at a time, each on one of its accelerators if there are any; ray or ray://HOST:PORT: a cluster of "
-        "Ray; slurm: jobs by submitit. Without it this process runs one cell after another",
-    )
-    parser.add_class_arguments(Cluster, "cluster")
-    parser.add_argument(
-        "--retries",
-        type=int,
-        default=1,
-        help="how often a cell whose worker process died is tried again, from its checkpoint",
-    )
+    _add_workers(parser)
     add_run_arguments(parser)
     parser.add_argument(
         "--force",
@@ -79,9 +67,8 @@ def sweep(arguments: list[str]) -> int:
     from bench.sweep import cells as cells_of
     from bench.sweep import distinct, read
 
+    _pin_threads(chosen)
     common = {name: chosen[name] for name in ("out", "data_dir", "threads", "force")}
-    if chosen.workers is not None and chosen.threads is None:
-        common["threads"] = 1  # a number that is the same on every machine: the numbers of a run depend on it
     given = {name: chosen[name] for name in _LISTS if chosen[name] is not None} | tables
     if chosen.grid is not None and given:
         raise UsageError(f"--grid and --{next(iter(given))}: give a file or flags, not both")
@@ -95,28 +82,17 @@ def sweep(arguments: list[str]) -> int:
             raise UsageError(f"--{str(error).removeprefix('--')}") from None
     else:
         raise UsageError("--grid, or --methods and --tasks, is required")
-    if chosen.retries < 0:
-        raise UsageError(f"--retries {chosen.retries}: must be 0 or more")
-    if chosen.workers is not None:
-        cluster = build(Cluster, vars(chosen.cluster), "cluster")
-        workers = chosen_workers(chosen.workers, common["threads"], cluster, Path(chosen.out))
-    cells, twice = distinct(planned)
-    if twice is not None:
-        errors.print(twice, soft_wrap=True)
-    for cell in cells:  # what can be refused is told before hours are spent on the others
-        try:
-            cell.choice()
-        except UsageError as error:
-            errors.print(f"{cell}: refused: {error}", soft_wrap=True)
-    write_plan(Path(chosen.out), cells)
-    if chosen.workers is None:
-        outcomes = _one_after_another(cells)
-    else:
-        from bench.dispatch import run_all
-        from bench.sweep_view import watched
-
-        with watched(errors) as view:
-            outcomes = run_all(cells, workers, chosen.retries, view.look)
+    with _on_workers(chosen) as run:
+        cells, twice = distinct(planned)
+        if twice is not None:
+            errors.print(twice, soft_wrap=True)
+        for cell in cells:  # what can be refused is told before hours are spent on the others
+            try:
+                cell.choice()
+            except UsageError as error:
+                errors.print(f"{cell}: refused: {error}", soft_wrap=True)
+        write_plan(Path(chosen.out), cells)
+        outcomes = run(cells) if run else _one_after_another(cells)
     rows: list[Row] = []
     for outcome in outcomes:
         record, refused = outcome.record, "" if outcome.status == "failed" else "refused: "
@@ -137,6 +113,49 @@ def sweep(arguments: list[str]) -> int:
     else:
         write(rows, chosen.format, aside=("directory",))
     return _exit_code({outcome.status for outcome in outcomes})
+
+
+def _add_workers(parser: Parser) -> None:
+    """Adds the flags that say where cells run."""
+    parser.add_argument(
+        "--workers",
+        type=str | None,
+        default=None,
+        help="where cells run, each on --threads cores, 1 unless given. N: so many processes of this machine "
+        "at a time, each on one of its accelerators if there are any; ray or ray://HOST:PORT: a cluster of "
+        "Ray; slurm: jobs by submitit. Without it this process runs one cell after another",
+    )
+    parser.add_class_arguments(Cluster, "cluster")
+    parser.add_argument(
+        "--retries",
+        type=int,
+        default=1,
+        help="how often a cell whose worker process died is tried again, from its checkpoint",
+    )
+
+
+def _pin_threads(chosen: Any) -> None:
+    """Cells on workers have one thread unless given: their numbers depend on it, and must on no machine."""
+    if chosen.workers is not None and chosen.threads is None:
+        chosen.threads = 1
+
+
+@contextmanager
+def _on_workers(chosen: Any) -> Iterator[Callable[[list[Plan]], list[Outcome]] | None]:
+    """What runs cells on the workers that the flags name, inside the block; None if they name none."""
+    if chosen.retries < 0:
+        raise UsageError(f"--retries {chosen.retries}: must be 0 or more")
+    if chosen.workers is None:
+        yield None
+        return
+
+    from bench.dispatch import run_all
+    from bench.sweep_view import watched
+
+    cluster = build(Cluster, vars(chosen.cluster), "cluster")
+    workers = chosen_workers(chosen.workers, chosen.threads, cluster, Path(chosen.out))
+    with closing(workers), watched(errors) as view:
+        yield lambda cells: run_all(cells, workers, chosen.retries, view.look)
 
 
 def _one_after_another(cells: list[Plan]) -> list[Outcome]:
@@ -282,6 +301,20 @@ def tune(arguments: list[str]) -> None:
         default="standard",
         help="smoke proves the pipe and writes no result",
     )
+    parser.add_argument(
+        "--search",
+        type=Literal["random", "tpe"],
+        default="random",
+        help="random: each configuration drawn by itself; tpe: the first 10 too, the later ones by a "
+        "tree-structured Parzen estimator given the earlier ones",
+    )
+    parser.add_argument(
+        "--round",
+        type=int,
+        default=1,
+        help="tpe: configurations drawn at a time, which workers run side by side; part of the search",
+    )
+    _add_workers(parser)
     add_run_arguments(parser)
     parser.add_argument(
         "--to",
@@ -299,17 +332,22 @@ def tune(arguments: list[str]) -> None:
     registry.refuse_unknown(chosen.METHOD, chosen.TASK)
 
     from bench.progress import shown
+    from bench.tune import Sampler, unequal_budgets
     from bench.tune import tune as search
-    from bench.tune import unequal_budgets
 
     registry.import_own(chosen.METHOD, chosen.TASK)
     registry.method(chosen.METHOD), registry.task(chosen.TASK)  # before a warning that speaks of them
+    if chosen.round < 1 or (chosen.round > 1 and chosen.search == "random"):
+        raise UsageError(f"--round {chosen.round}: must be 1 or more, and 1 unless with --search tpe")
+    sampler = Sampler(name=chosen.search, round=chosen.round)
+    _pin_threads(chosen)
     options = {name: chosen[name] for name in ("seed", "preset", "out", "data_dir", "threads", "force")}
     plan = build(Plan, {"method": chosen.METHOD, "task": chosen.TASK, **options})
     unequal = unequal_budgets(chosen.METHOD, chosen.TASK, chosen.budget, Path(chosen.to))
     if unequal and chosen.preset != "smoke":
         errors.print(f"bench: warning: {unequal}", soft_wrap=True)
-    result = search(plan, chosen.budget, Path(chosen.to), partial(shown, errors))
+    with _on_workers(chosen) as run:
+        result = search(plan, chosen.budget, Path(chosen.to), partial(shown, errors), sampler, run)
     criterion = result.criterion
     direction = "higher" if criterion.higher_is_better else "lower"
     title = f"{result.method} on {result.task}: {criterion.metric} on validation data, {direction} is better"
