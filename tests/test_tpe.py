@@ -35,7 +35,7 @@ def searched(seed, number, round_=1, value=distance, higher=False):
 
 @pytest.mark.parametrize("higher", [False, True])
 def test_it_finds_more_than_the_random_search_of_equal_budget(higher):
-    """The mean over what it draws, of five fixed seeds; the cheat is told noise, and gains a third at most."""
+    """The mean over what it draws, over five seeds; the cheat is told noise and gains at most a third."""
     sign = -1 if higher else 1
     gains, cheats = [], []
     for seed in range(5):
