@@ -82,8 +82,11 @@ class OnRay:
         if not self._running:
             time.sleep(seconds)
             return []
-        ray.wait(list(self._running), num_returns=1, timeout=seconds)
-        done, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
+        try:
+            ray.wait(list(self._running), num_returns=1, timeout=seconds)
+            done, _ = ray.wait(list(self._running), num_returns=len(self._running), timeout=0)
+        except (RayError, ConnectionError) as error:
+            raise BenchError(f"--workers ray: the cluster is lost: {one_line(error)}") from None
         return [(self._running.pop(task), _end(task)) for task in done]
 
     def close(self) -> None:
