@@ -125,7 +125,7 @@ def test_sweep_on_ray_survives_the_death_of_a_node_and_of_the_driver(here, monke
     assert len(sequential) == 27
 
 
-def test_sweep_by_submitit_survives_preemption_and_the_death_of_the_driver(here, capsys, sequential):
+def test_sweep_by_submitit_survives_the_death_of_the_driver(here, capsys, sequential):
     """The jobs outlive the driver; the next one waits for the cells that they are at."""
     needs("submitit")
     flags = ("--workers", "slurm", "--cluster.manager", "local", "--cluster.cells", "14")
