@@ -16,6 +16,10 @@ class UsageError(BenchError):
     exit_code = 2
 
 
+class Busy(UsageError):
+    """Another process has the folder to itself; exit code 2."""
+
+
 class DataError(BenchError):
     """A data set is missing, truncated or not the one it claims to be; exit code 3."""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import filelock
 
-from bench.errors import OutputError, UsageError
+from bench.errors import Busy, OutputError
 
 LOCK = ".lock"
 """Name of the file in a folder that one process has to itself, while it has it."""
@@ -82,14 +82,14 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
 
     Raises:
         OutputError: If nothing can be written there.
-        UsageError: If another process has the folder, unless `wait`.
+        Busy: If another process has the folder, unless `wait`.
     """
     lock = filelock.FileLock(folder / LOCK, timeout=-1 if wait else 0)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except filelock.Timeout:
-        raise UsageError(f"{folder} is being written by another process") from None
+        raise Busy(f"{folder} is being written by another process") from None
     except OSError as error:
         raise OutputError(f"cannot write {folder}: {error.strerror}; choose another --out") from None
     try:

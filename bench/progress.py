@@ -108,10 +108,15 @@ class Course:
     @property
     def left(self) -> str:
         """Time that is left, as hours:minutes:seconds; dashes where nothing tells it."""
+        return duration(self.seconds_left)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time that is left, in seconds; None where nothing tells it."""
         before = self._share_before
         if before is None or not before < self.share < 1:
-            return "-:--:--"
-        return _duration((self.clock() - self._began) * (1 - self.share) / (self.share - before))
+            return None
+        return (self.clock() - self._began) * (1 - self.share) / (self.share - before)
 
 
 class _Bar:
@@ -208,11 +213,8 @@ class Shown:
         self.course = Course(clock)
         self.is_shown = False  # a further process of a distributed run sees no event, and shows nothing
         self.ending = "completed"
-        on_terminal = console.is_terminal and not console.is_dumb_terminal
-        if "FORCE_COLOR" in os.environ and not console.file.isatty():  # colours do not make a file a terminal
-            on_terminal = False
         self.view: _Bar | _Lines
-        if on_terminal:
+        if is_terminal(console):
             self.view = _Bar(console, self.title, self.course)
         else:
             self.view = _Lines(console, self.title, self.course, seconds)
@@ -266,11 +268,21 @@ def shown(
     observer.stop()
 
 
+def is_terminal(console: Console) -> bool:
+    """Whether a console can draw a line anew; colours that are asked for do not make a file a terminal."""
+    if "FORCE_COLOR" in os.environ and not console.file.isatty():
+        return False
+    return console.is_terminal and not console.is_dumb_terminal
+
+
 def _printable(text: str) -> str:
     """In one line and without control characters."""
     return "".join(c if c.isprintable() else " " for c in str(text))
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float | None) -> str:
+    """A time as hours:minutes:seconds; dashes where it is not known."""
+    if seconds is None:
+        return "-:--:--"
     minutes, whole = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{whole:02d}"

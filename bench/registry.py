@@ -215,6 +215,11 @@ def untuned() -> Iterator[None]:
         _tuned.reset(token)
 
 
+def is_untuned() -> bool:
+    """Whether no tuned settings are read."""
+    return not _tuned.get()
+
+
 def _pair_presets(method: Entry, task: Entry, tuned: bool) -> dict[str, dict[str, Any]]:
     """Preset -> settings of the method for the task, with the key `provenance`.
 

@@ -42,8 +42,8 @@ class Outcome:
     Attributes:
         cell: Its plan.
         directory: Directory of its run; None if there can be none.
-        record: Its record; None if the cell was refused.
-        refusal: Why it was refused.
+        record: Its record; None if the cell was refused, or the process that ran it died.
+        refusal: Why there is none: a UsageError or DataError if the cell was refused.
         began: Whether the task ran in this process, be it that a method then refused one of its problems.
     """
 
@@ -55,8 +55,10 @@ class Outcome:
 
     @property
     def status(self) -> Literal["completed", "diverged", "failed", "refused"]:
-        """The record's status: completed, diverged or failed; or refused."""
-        return "refused" if self.record is None else self.record.status
+        """The record's status; without a record refused, or failed if the process that ran the cell died."""
+        if self.record is None:
+            return "refused" if isinstance(self.refusal, UsageError | DataError) else "failed"
+        return self.record.status
 
 
 # -------------------------------------------------------------------------------------------------- grids
@@ -155,7 +157,7 @@ def distinct(plans: list[Plan]) -> tuple[list[Plan], str | None]:
     again: list[tuple[Plan, Plan]] = []
     for plan in plans:
         try:
-            run: Path | str = plan.out / plan.choice().directory(plan.seed)
+            run: Path | str = directory_of(plan)
         except UsageError:
             run = repr(plan)
         if (earlier := first.setdefault(run, plan)) is not plan:
@@ -202,24 +204,43 @@ def run_cell(cell: Plan, observers: tuple[runner.Observer, ...] = ()) -> Outcome
     Raises:
         OutputError: If the results cannot be written: so it will be with every other cell.
     """
+    if (known := settled(cell)) is not None:
+        return known
     if torch.cuda.device_count() > 1:
         # Lightning would start further processes for further devices, each a whole sweep.
         cell = replace(cell, trainer={**cell.trainer, "devices": 1})
     began: list[str] = []
+    directory = directory_of(cell)
+    try:
+        record = runner.execute(cell, (*observers, lambda event, _: began.append(event))).record
+    except OutputError:
+        raise
+    except BenchError as error:
+        if isinstance(error, UsageError | DataError):
+            return Outcome(cell, directory, None, error, bool(began))
+        record = read_record(directory)  # diverged or failed
+    return Outcome(cell, directory, record, began=bool(began))
+
+
+def settled(cell: Plan) -> Outcome | None:
+    """What is known of a cell before it runs: its finished run, or its refusal; None if it is to run."""
     directory: Path | None = None
     try:
         choice = cell.choice()
         directory = cell.out / choice.directory(cell.seed)
         record = finished(directory, choice, cell.force)
-        if record is None:
-            record = runner.execute(cell, (*observers, lambda event, _: began.append(event))).record
-    except OutputError:
-        raise
     except BenchError as error:
-        if directory is None or isinstance(error, UsageError | DataError):
-            return Outcome(cell, directory, None, error, bool(began))
-        record = read_record(directory)  # diverged or failed
-    return Outcome(cell, directory, record, began=bool(began))
+        return Outcome(cell, directory, None, error)
+    return None if record is None else Outcome(cell, directory, record)
+
+
+def directory_of(cell: Plan) -> Path:
+    """Directory of a cell's run.
+
+    Raises:
+        UsageError: If there can be none.
+    """
+    return cell.out / cell.choice().directory(cell.seed)
 
 
 def finished(directory: Path, choice: Choice, force: bool = False) -> Record | None:

@@ -22,6 +22,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import pydantic
@@ -29,7 +30,7 @@ import torch
 
 from bench import randomness, records, registry
 from bench.contract import Spec
-from bench.errors import BenchError, UsageError
+from bench.errors import BenchError, DataError, UsageError
 from bench.files import write, writing
 from bench.plan import Plan
 from bench.registry import Entry
@@ -61,6 +62,18 @@ class Criterion(_Part):
     higher_is_better: bool
 
 
+class Sampler(_Part):
+    """Who draws the configurations.
+
+    Attributes:
+        name: random, each from the seed and its number alone, or `bench.tpe`, given those of earlier rounds.
+        round: Of tpe, how many configurations are drawn, and may be run, at a time.
+    """
+
+    name: Literal["random", "tpe"] = "random"
+    round: int = 1
+
+
 class Tuning(_Part):
     """What a search tried and chose; `chosen` holds every setting that the method's name leaves open."""
 
@@ -73,6 +86,7 @@ class Tuning(_Part):
     seed: int
     preset: str
     search: dict[str, dict[str, Any]]
+    sampler: Sampler = Sampler()
     criterion: Criterion
     configurations: list[Configuration]
     chosen_number: int
@@ -142,7 +156,14 @@ def _drawn(range_: Any, seed: int, number: int, name: str) -> Any:
     whole = isinstance(low, int) and isinstance(high, int)
     top = high + 1 if whole else high
     value = low * (top / low) ** share if scale == "log" else low + (top - low) * share
-    return min(max(int(value) if whole else float(f"{value:.3g}"), low), high)
+    return _rounded(range_, int(value) if whole else value)
+
+
+def _rounded(range_: Any, value: Any) -> Any:
+    """A value as configurations have it: of a number that is not whole three digits, in its range."""
+    if isinstance(range_, list):
+        return value
+    return min(max(float(f"{value:.3g}") if isinstance(value, float) else value, range_[0]), range_[1])
 
 
 def _described(range_: Any) -> dict[str, Any]:
@@ -158,11 +179,17 @@ Watch = Callable[[str], AbstractContextManager[Observer]]
 """Given the title of a run, a context whose value observes the run."""
 
 
+Run = Callable[[list[Plan]], list[Outcome]]
+"""Runs cells anywhere, and gives their outcomes in the same order."""
+
+
 def tune(
     plan: Plan,
     budget: int,
     to: Path = registry.TUNED,
     watch: Watch = lambda title: nullcontext(lambda *_: None),
+    sampler: Sampler | None = None,
+    run: Run | None = None,
 ) -> Tuning:
     """Runs the configurations of a budget and writes what was found; what `bench tune` does.
 
@@ -173,7 +200,9 @@ def tune(
             another source again, and replaces any earlier result.
         budget: Configurations, the untuned one among them; at least 2.
         to: Folder of results.
-        watch: Observes the runs.
+        watch: Observes the runs that this process makes.
+        sampler: Who draws the configurations; the random search unless given.
+        run: Runs the cells in place of this process.
 
     Raises:
         UsageError: If this pair cannot be tuned, or an earlier search stands in the way.
@@ -183,17 +212,25 @@ def tune(
     """
     if budget < 2:
         raise UsageError(f"--budget {budget}: must be 2 or more; the first configuration is the untuned one")
+    sampler = sampler or Sampler()
+    first = budget if sampler.name == "random" else min(budget, _tpe().STARTUP)
     with registry.untuned():
-        search = _search(plan, budget)
+        search = _search(plan, first)
         path = registry.tuned_path(plan.method, plan.task, to)
         if plan.preset != "smoke" and path.exists() and not plan.force:
-            _must_extend(path, budget, plan.seed, search.described)
+            _must_extend(path, budget, plan.seed, search.described, sampler)
         now = records.provenance(search.method_file, None)
-        _make_room([cell.out / cell.choice().directory(plan.seed) for cell in search.cells], now, plan.force)
-        outcomes = _run_all(search.cells, watch)
+        outcomes: list[Outcome] = []
+        while True:
+            new = search.cells[len(outcomes) :]
+            _make_room([cell.out / cell.choice().directory(plan.seed) for cell in new], now, plan.force)
+            outcomes += _decided(run(new)) if run else _run_all(new, watch, len(outcomes), budget)
+            if len(outcomes) == budget:
+                break
+            _extend(search, plan, outcomes, min(sampler.round, budget - len(outcomes)))
     if any(_is_of_another_source(o.record, now) for o in outcomes if o.record):
         raise UsageError("the source changed during the search; --force runs what is of another source again")
-    result = _chosen(plan, search, outcomes, now)
+    result = _chosen(plan, search, outcomes, now, sampler)
     if plan.preset != "smoke":
         write(path, (result.model_dump_json(indent=2) + "\n").encode())
     return result
@@ -224,6 +261,7 @@ class _Search:
     spec: Spec
     criterion: Criterion
     open_settings: dict[str, Any]
+    space: dict[str, Any]
     described: dict[str, dict[str, Any]]
     drawn: list[dict[str, Any]]
     cells: list[Plan]
@@ -256,26 +294,58 @@ def _search(plan: Plan, budget: int) -> _Search:
             higher_is_better=spec.metrics[spec.validation_metric].higher_is_better,
         ),
         open_settings=untuned,
+        space=space,
         described={name: _described(range_) for name, range_ in space.items()},
         drawn=drawn,
         cells=[replace(plan, out=folder, method_settings={**untuned, **values}) for values in drawn],
     )
 
 
-def _run_all(cells: list[Plan], watch: Watch) -> list[Outcome]:
+def _extend(search: _Search, plan: Plan, outcomes: list[Outcome], number: int) -> None:
+    """Adds a round of configurations, given what became of the earlier ones."""
+    metric, higher = search.criterion.metric, search.criterion.higher_is_better
+    pairs = zip(search.drawn, outcomes, strict=True)
+    tried = [(values, _configuration(0, values, outcome, metric).value) for values, outcome in pairs]
+    for values in _tpe().suggested(search.space, tried, number, plan.seed, higher):
+        rounded = {name: _rounded(search.space[name], value) for name, value in values.items()}
+        search.drawn.append(rounded)
+        settings = {**search.open_settings, **rounded}
+        search.cells.append(replace(search.cells[0], method_settings=settings))
+
+
+def _tpe() -> ModuleType:
+    try:
+        from bench import tpe
+    except ImportError:
+        raise UsageError("--search tpe needs optuna: pip install 'posterior-bench[tune]'") from None
+    return tpe
+
+
+def _run_all(cells: list[Plan], watch: Watch, first: int, budget: int) -> list[Outcome]:
     outcomes = []
-    for number, cell in enumerate(cells):
-        with watch(f"{cell.method} {cell.task}, configuration {number} of 0 to {len(cells) - 1}") as observer:
+    for number, cell in enumerate(cells, first):
+        with watch(f"{cell.method} {cell.task}, configuration {number} of 0 to {budget - 1}") as observer:
             outcome = run_cell(cell, (observer,))
             observer("end", {"status": outcome.status})
-        # A method may refuse a problem under some settings; any other refusal concerns every configuration.
-        if outcome.refusal and not (outcome.began and isinstance(outcome.refusal, UsageError)):
-            raise outcome.refusal
-        outcomes.append(outcome)
+        outcomes += _decided([outcome])
     return outcomes
 
 
-def _chosen(plan: Plan, search: _Search, outcomes: list[Outcome], now: records.Provenance) -> Tuning:
+def _decided(outcomes: list[Outcome]) -> list[Outcome]:
+    """Outcomes of which each concerns its configuration; raises a refusal that concerns every configuration.
+
+    A method may refuse a problem under some settings, and a process may die of some.
+    """
+    for outcome in outcomes:
+        if isinstance(outcome.refusal, DataError) or (outcome.status == "refused" and not outcome.began):
+            assert outcome.refusal is not None
+            raise outcome.refusal
+    return outcomes
+
+
+def _chosen(
+    plan: Plan, search: _Search, outcomes: list[Outcome], now: records.Provenance, sampler: Sampler
+) -> Tuning:
     """The result of a search; raises BenchError if no configuration gave the criterion."""
     criterion, budget = search.criterion, len(outcomes)
     pairs = zip(search.drawn, outcomes, strict=True)
@@ -299,6 +369,7 @@ def _chosen(plan: Plan, search: _Search, outcomes: list[Outcome], now: records.P
         seed=plan.seed,
         preset=plan.preset,
         search=search.described,
+        sampler=sampler,
         criterion=criterion,
         configurations=tried,
         chosen_number=best.number,
@@ -309,10 +380,10 @@ def _chosen(plan: Plan, search: _Search, outcomes: list[Outcome], now: records.P
     )
 
 
-def _must_extend(path: Path, budget: int, seed: int, search: dict[str, Any]) -> None:
+def _must_extend(path: Path, budget: int, seed: int, search: dict[str, Any], sampler: Sampler) -> None:
     """Refuses to lose an earlier result: a new one must try all that it tried."""
     old = read(path)
-    if (old.seed, old.search) != (seed, search) or old.budget > budget:
+    if (old.seed, old.search, old.sampler) != (seed, search, sampler) or old.budget > budget:
         raise UsageError(
             f"{path} holds a search of {old.budget} configurations with seed {old.seed}, "
             "and this one does not extend it; --force replaces it"

@@ -74,8 +74,19 @@ FLOORS = {
         "bench.events",
         "bench.wandb_run",
     },
-    "many runs": {"bench.runs", "bench.means", "bench.sweep", "bench.tune", "bench.leaderboard.*"},
-    "command line": {"bench.progress", "bench.commands.*", "bench.cli", "bench.__main__"},
+    "many runs": {
+        *("bench.progress", "bench.runs", "bench.means", "bench.sweep", "bench.tune", "bench.leaderboard.*"),
+        *(
+            "bench.cells",
+            "bench.worker",
+            "bench.workers",
+            "bench.workers_ray",
+            "bench.workers_slurm",
+            "bench.tpe",
+            "bench.dispatch",
+        ),
+    },
+    "command line": {"bench.sweep_view", "bench.commands.*", "bench.cli", "bench.__main__"},
 }
 
 DOORS = ("bench.methods.", "bench.tasks.")

@@ -162,7 +162,7 @@ def test_malformed_grid_is_one_line_that_names_the_key(call, tmp_path, grid, mes
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "--grid is required"),
+        ([], "--grid, or --methods and --tasks, is required"),
         (["--grid", "none.yaml"], "--grid none.yaml: "),
         (["--grid", "."], "--grid .: "),
         (["--grid", "grid.yaml", "--threads", "0"], "--threads 0: must be 1 or more"),

@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -137,6 +138,33 @@ class Signals(MFVI):
         if number:
             os.kill(os.getpid(), number)
         return super().training_step(batch, batch_idx)
+
+
+class KilledOnce(Waits):
+    """Kills its process in the second fit if there is the file in the environment's KILLS, and removes it."""
+
+    variable = "KILLS"
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, torch.Tensor]:
+        """A step of MFVI, or none."""
+        file = Path(os.environ.get(self.variable, os.devnull))
+        if self.number == 2 and file.is_file():
+            self.kills(file)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().training_step(batch, batch_idx)
+
+    def kills(self, file: Path) -> None:
+        """What it does before."""
+        file.unlink()
+
+
+class KilledAlways(KilledOnce):
+    """Kills its process in the second fit, as long as there is the file in the environment's KILLS_ALWAYS."""
+
+    variable = "KILLS_ALWAYS"
+
+    def kills(self, file: Path) -> None:
+        """What it does before."""
 
 
 class Exits(MAP):

@@ -2,28 +2,58 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bench import registry
-from bench.commands.formats import Row, add_format, drawn, write
+from bench.commands.formats import Row, add_format, drawn, plain, write
 from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, folder, output
 from bench.errors import BenchError, Diverged, UsageError
 from bench.plan import Plan
 from bench.settings import build
+from bench.workers import Cluster, chosen_workers
+
+if TYPE_CHECKING:
+    from bench.sweep import Outcome
+
+
+_LISTS = ("methods", "tasks", "seeds", "preset", "members")
+"""Flags of a sweep that are the keys of a block of a grid."""
 
 
 def sweep(arguments: list[str]) -> int:
     """Runs every cell of a grid; returns the exit code of the worst."""
-    parser = Parser("bench sweep", description="Run every cell of a grid, and go on after one that fails.")
+    if arguments[:1] == ["status"]:
+        return _status(arguments[1:])
+    tables, rest = _tables(arguments)
+    parser = Parser(
+        "bench sweep",
+        description="Run every cell of a grid, and go on after one that fails. The grid is a file, or the "
+        "product of --methods, --tasks, --seeds, --preset, --members and of settings of methods and tasks, "
+        "--method.NAME VALUES and --task.NAME VALUES. Values stand with commas or blanks between them. "
+        "`bench sweep status DIR` shows how the last sweep of a folder stands.",
+    )
     parser.add_argument(
         "--grid",
-        type=str,
-        required=True,
+        type=str | None,
+        default=None,
         help="YAML: methods, tasks, seeds, preset, members, and settings under method and task; "
         "each a value or a list, of which the product is run; or a list of such blocks",
     )
+    for name, help in (
+        ("methods", "names of methods, or package.module:Class: mfvi,radial"),
+        ("tasks", "names of tasks, or package.module:Class"),
+        ("seeds", "seeds, 0 unless given: 0-2 is 0, 1 and 2"),
+        ("preset", "smoke, standard or paper; standard unless given"),
+        ("members", "independent copies to fit; null, what the method's name says, unless given"),
+    ):
+        parser.add_argument(f"--{name}", nargs="+", type=str, default=None, help=help)
+    _add_workers(parser)
     add_run_arguments(parser)
     parser.add_argument(
         "--force",
@@ -31,33 +61,46 @@ def sweep(arguments: list[str]) -> int:
         help="run failed cells again, and replace finished runs whose preset has changed since",
     )
     add_format(parser)
-    chosen = parser.parse_args(arguments)
+    chosen = parser.parse_args(rest)
 
-    from bench.progress import shown
-    from bench.sweep import distinct, read, run_cell
+    from bench.cells import write_plan
+    from bench.sweep import cells as cells_of
+    from bench.sweep import distinct, read
 
+    _pin_threads(chosen)
     common = {name: chosen[name] for name in ("out", "data_dir", "threads", "force")}
-    cells, twice = distinct(read(Path(chosen.grid), **common))
-    if twice is not None:
-        errors.print(twice, soft_wrap=True)
-    for cell in cells:  # what can be refused is told before hours are spent on the others
+    given = {name: chosen[name] for name in _LISTS if chosen[name] is not None} | tables
+    if chosen.grid is not None and given:
+        raise UsageError(f"--grid and --{next(iter(given))}: give a file or flags, not both")
+    if chosen.grid is not None:
+        planned = read(Path(chosen.grid), **common)
+    elif "methods" in given and "tasks" in given:
+        block = {name: _values(name, values) for name, values in given.items() if name in _LISTS} | tables
         try:
-            cell.choice()
+            planned = cells_of(block, **common)
         except UsageError as error:
-            errors.print(f"{cell}: refused: {error}", soft_wrap=True)
-    outcomes = []
-    for number, cell in enumerate(cells, 1):
-        with shown(errors, f"{number} of {len(cells)}: {cell}") as observer:
-            outcomes.append(run_cell(cell, (observer,)))
-            observer("end", {"status": outcomes[-1].status})
+            raise UsageError(f"--{str(error).removeprefix('--')}") from None
+    else:
+        raise UsageError("--grid, or --methods and --tasks, is required")
+    with _on_workers(chosen) as run:
+        cells, twice = distinct(planned)
+        if twice is not None:
+            errors.print(twice, soft_wrap=True)
+        for cell in cells:  # what can be refused is told before hours are spent on the others
+            try:
+                cell.choice()
+            except UsageError as error:
+                errors.print(f"{cell}: refused: {error}", soft_wrap=True)
+        write_plan(Path(chosen.out), cells)
+        outcomes = run(cells) if run else _one_after_another(cells)
     rows: list[Row] = []
     for outcome in outcomes:
-        record = outcome.record
+        record, refused = outcome.record, "" if outcome.status == "failed" else "refused: "
         rows.append(
             {
                 "cell": str(outcome.cell),
                 "preset": outcome.cell.preset,
-                "status": f"refused: {outcome.refusal}" if record is None else record.reason or record.status,
+                "status": f"{refused}{outcome.refusal}" if record is None else record.reason or record.status,
                 "main metric": record.task.main_metric if record else None,
                 "value": record.metrics.get(record.task.main_metric) if record else None,
                 "directory": str(outcome.directory) if record else "",
@@ -69,10 +112,174 @@ def sweep(arguments: list[str]) -> int:
             output.print(str(directory), soft_wrap=True)
     else:
         write(rows, chosen.format, aside=("directory",))
-    statuses = {outcome.status for outcome in outcomes}
-    if statuses & {"failed", "refused"}:
+    return _exit_code({outcome.status for outcome in outcomes})
+
+
+def _add_workers(parser: Parser) -> None:
+    """Adds the flags that say where cells run."""
+    parser.add_argument(
+        "--workers",
+        type=str | None,
+        default=None,
+        help="where cells run, each on --threads cores, 1 unless given. N: so many processes of this machine "
+        "at a time, each on one of its accelerators if there are any; ray or ray://HOST:PORT: a cluster of "
+        "Ray; slurm: jobs by submitit. Without it this process runs one cell after another",
+    )
+    parser.add_class_arguments(Cluster, "cluster")
+    parser.add_argument(
+        "--retries",
+        type=int,
+        default=1,
+        help="how often a cell whose worker process died is tried again, from its checkpoint",
+    )
+
+
+def _pin_threads(chosen: Any) -> None:
+    """Cells on workers have one thread unless given: their numbers depend on it, and must on no machine."""
+    if chosen.workers is not None and chosen.threads is None:
+        chosen.threads = 1
+
+
+@contextmanager
+def _on_workers(chosen: Any) -> Iterator[Callable[[list[Plan]], list[Outcome]] | None]:
+    """What runs cells on the workers that the flags name, inside the block; None if they name none."""
+    if chosen.retries < 0:
+        raise UsageError(f"--retries {chosen.retries}: must be 0 or more")
+    if chosen.workers is None:
+        yield None
+        return
+
+    from bench.dispatch import run_all
+    from bench.sweep_view import watched
+
+    cluster = build(Cluster, vars(chosen.cluster), "cluster")
+    workers = chosen_workers(chosen.workers, chosen.threads, cluster, Path(chosen.out))
+    with closing(workers), watched(errors) as view:
+        yield lambda cells: run_all(cells, workers, chosen.retries, view.look)
+
+
+def _one_after_another(cells: list[Plan]) -> list[Outcome]:
+    """Runs cells in this process."""
+    from bench.cells import Note
+    from bench.progress import shown
+    from bench.sweep import run_cell, settled
+
+    outcomes = []
+    for number, cell in enumerate(cells, 1):
+        with shown(errors, f"{number} of {len(cells)}: {cell}") as observer:
+            if (outcome := settled(cell)) is None:
+                note = Note.of(cell)
+                note.forget()
+                outcome = run_cell(cell, (observer, note.observe))
+            if outcome.refusal is not None and outcome.directory is not None:
+                Note.of(cell).tell("refused", str(outcome.refusal))
+            outcomes.append(outcome)
+            observer("end", {"status": outcome.status})
+    return outcomes
+
+
+def _exit_code(states: set[str]) -> int:
+    if states & {"failed", "refused", "damaged"}:
         return BenchError.exit_code
-    return Diverged.exit_code if "diverged" in statuses else 0
+    return Diverged.exit_code if "diverged" in states else 0
+
+
+def _tables(arguments: list[str]) -> tuple[dict[str, dict[str, list[Any]]], list[str]]:
+    """Settings of methods and of tasks, each with its values, and the other arguments."""
+    tables: dict[str, dict[str, list[Any]]] = {}
+    rest: list[str] = []
+    taking: list[Any] | None = None
+    for argument in arguments:
+        flag, has_value, value = argument.partition("=")
+        table, dot, name = flag.removeprefix("--").partition(".")
+        if argument.startswith("--"):
+            taking = None
+        if argument.startswith("--") and dot and table in ("method", "task"):
+            taking = tables.setdefault(table, {}).setdefault(name, [])
+            taking += map(_scalar, _words([value] if has_value else []))
+        elif taking is not None:
+            taking += map(_scalar, _words([argument]))
+        else:
+            rest.append(argument)
+    return tables, rest
+
+
+def _words(given: list[str]) -> list[str]:
+    return [word for text in given for word in text.split(",") if word]
+
+
+def _scalar(word: str) -> Any:
+    """A value as JSON has it: a number, true, false, null; else the word."""
+    try:
+        value = json.loads(word)
+    except ValueError:
+        return word
+    return word if isinstance(value, list | dict) else value
+
+
+def _values(name: str, given: list[str]) -> list[Any]:
+    """The values of a flag: names, or numbers of which 0-2 is 0, 1 and 2."""
+    words = _words(given)
+    if name == "seeds":
+        found: list[Any] = []
+        for word in words:
+            ends = re.fullmatch(r"(\d+)-(\d+)", word)
+            found += range(int(ends[1]), int(ends[2]) + 1) if ends else [_scalar(word)]
+        return found
+    return [_scalar(word) for word in words] if name == "members" else words
+
+
+def _status(arguments: list[str]) -> int:
+    """Shows how the last sweep of a folder stands; returns the exit code that it has so far."""
+    parser = Parser(
+        "bench sweep status",
+        description="Show how each cell of the last sweep of a folder stands, begun or not; "
+        "`bench runs` lists the runs of all sweeps.",
+    )
+    parser.add_argument("DIR", nargs="?", type=str, default="runs", help="--out of the sweep; else runs")
+    add_format(parser)
+    chosen = parser.parse_args(arguments)
+
+    from bench.cells import standings
+    from bench.progress import duration
+    from bench.sweep_view import share_of, summary
+
+    found = standings(Path(chosen.DIR))
+    rows: list[Row] = [
+        {
+            "cell": each.cell,
+            "preset": each.preset,
+            "state": each.state,
+            "progress": each.share,
+            "seconds left": each.left,
+            "main metric": each.record.task.main_metric if each.record else None,
+            "value": each.value,
+            "seconds": each.record.seconds if each.record else None,
+            "directory": str(each.directory or ""),
+            "note": each.reason or each.what,
+            "log": str(each.log or ""),
+        }
+        for each in found
+    ]
+    if chosen.format != "table":
+        write(rows, chosen.format, aside=("directory", "note", "log"))
+    else:
+        rows = [
+            {
+                **row,
+                "progress": None if each.share is None else f"{int(100 * each.share)} %",
+                "seconds left": None if each.left is None else duration(each.left),
+            }
+            for row, each in zip(rows, found, strict=True)
+        ]
+        title = f"{summary(found)}; {int(100 * share_of(found))} %"
+        aside = ("directory", "note", "log", "preset")
+        output.print(drawn(rows, output.width, title, without=aside))
+        for each in found:
+            if each.reason or each.log is not None:
+                words = [each.cell, each.reason or each.state, f"log {each.log}" if each.log else ""]
+                output.print(plain(": ".join(word for word in words if word)), soft_wrap=True)
+    return _exit_code({each.state for each in found})
 
 
 def tune(arguments: list[str]) -> None:
@@ -94,6 +301,20 @@ def tune(arguments: list[str]) -> None:
         default="standard",
         help="smoke proves the pipe and writes no result",
     )
+    parser.add_argument(
+        "--search",
+        type=Literal["random", "tpe"],
+        default="random",
+        help="random: each configuration drawn by itself; tpe: the first 10 too, the later ones by a "
+        "tree-structured Parzen estimator given the earlier ones",
+    )
+    parser.add_argument(
+        "--round",
+        type=int,
+        default=1,
+        help="tpe: configurations drawn at a time, which workers run side by side; part of the search",
+    )
+    _add_workers(parser)
     add_run_arguments(parser)
     parser.add_argument(
         "--to",
@@ -111,17 +332,22 @@ def tune(arguments: list[str]) -> None:
     registry.refuse_unknown(chosen.METHOD, chosen.TASK)
 
     from bench.progress import shown
+    from bench.tune import Sampler, unequal_budgets
     from bench.tune import tune as search
-    from bench.tune import unequal_budgets
 
     registry.import_own(chosen.METHOD, chosen.TASK)
     registry.method(chosen.METHOD), registry.task(chosen.TASK)  # before a warning that speaks of them
+    if chosen.round < 1 or (chosen.round > 1 and chosen.search == "random"):
+        raise UsageError(f"--round {chosen.round}: must be 1 or more, and 1 unless with --search tpe")
+    sampler = Sampler(name=chosen.search, round=chosen.round)
+    _pin_threads(chosen)
     options = {name: chosen[name] for name in ("seed", "preset", "out", "data_dir", "threads", "force")}
     plan = build(Plan, {"method": chosen.METHOD, "task": chosen.TASK, **options})
     unequal = unequal_budgets(chosen.METHOD, chosen.TASK, chosen.budget, Path(chosen.to))
     if unequal and chosen.preset != "smoke":
         errors.print(f"bench: warning: {unequal}", soft_wrap=True)
-    result = search(plan, chosen.budget, Path(chosen.to), partial(shown, errors))
+    with _on_workers(chosen) as run:
+        result = search(plan, chosen.budget, Path(chosen.to), partial(shown, errors), sampler, run)
     criterion = result.criterion
     direction = "higher" if criterion.higher_is_better else "lower"
     title = f"{result.method} on {result.task}: {criterion.metric} on validation data, {direction} is better"
