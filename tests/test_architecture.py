@@ -69,6 +69,7 @@ FLOORS = {
         "bench.plan",
         "bench.claim",
         "bench.job",
+        "bench.forecast",
         "bench.runner",
         "bench.loggers",
         "bench.events",

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from bench import registry
-from bench.commands.formats import add_format, write
+from bench.commands.formats import Format, Row, add_format, drawn, write
 from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, output
 from bench.commands.results import ASIDE, metric_rows, print_record
 from bench.errors import UsageError
 from bench.index import kept
-from bench.plan import Logger
-from bench.settings import read_yaml
+from bench.plan import Logger, Options, Plan
+from bench.settings import build, read_yaml
 
 _TABLES = ("method", "task", "trainer")
 _MUST_BE = {
@@ -40,7 +40,7 @@ def _words(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         elif "=" in argument:
             flag, _, value = argument.partition("=")
             flags[flag] = value
-        elif argument not in ("--force", "--help", "-h", "--print_config"):
+        elif argument not in ("--force", "--dry-run", "--help", "-h", "--print_config"):
             flags[argument] = next(rest, "")
     return words, flags
 
@@ -102,6 +102,11 @@ def _run_parser(method: str | None, task: str | None, preset: str) -> Parser:
         help=f"write epochs and numbers live: {', '.join(_LOGGERS)}; may be repeated",
     )
     parser.add_argument("--force", action="store_true", help="replace what stands in the run's directory")
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="tell what the run will cost, from a few of its steps; write nothing",
+    )
     add_format(parser)
     if method is not None and task is not None:
         from bench.engine import TrainerOptions
@@ -136,6 +141,30 @@ def _refuse_unknown_flags(words: list[str], flags: Iterable[str]) -> None:
                 parser.error(f"unrecognized arguments: {flag}")
 
 
+def tell_cost(plan: Plan, form: Format) -> None:
+    """Prints what a run will cost; makes none."""
+    from bench.forecast import forecast
+
+    cost = forecast(plan)
+    if cost.unknown:
+        errors.print(f"bench: cannot tell the whole: {cost.unknown}", soft_wrap=True)
+    rows: list[Row] = [
+        {"what": "weights of the network", "value": cost.weights},
+        {"what": "trained parameters", "value": cost.parameters},
+        {"what": "fits", "value": cost.fits},
+        {"what": "training steps", "value": cost.steps},
+        {"what": "seconds", "value": round(cost.seconds, 1)},
+        {"what": "seconds of training", "value": round(cost.training, 1)},
+        {"what": "seconds of prediction", "value": round(cost.prediction, 1)},
+        {"what": "MiB of memory", "value": round(cost.memory / 2**20)},
+        {"what": "may stop earlier", "value": "yes" if cost.may_stop else "no"},
+    ]
+    if form == "table":
+        output.print(drawn(rows, output.width, str(plan)))
+    else:
+        write(rows, form)
+
+
 def run(arguments: list[str]) -> None:
     """Fits a method on a task; prints the record as words and as the result its directory, or its metrics."""
     words, flags = _words(arguments)
@@ -167,23 +196,24 @@ def run(arguments: list[str]) -> None:
         plain = {f.name: f.default for f in fields(entry.cls.settings_class)} | defaults
         values = vars(chosen[flag]) if flag in chosen else {}
         given[flag] = {k: v for k, v in values.items() if v != plain[k]}
+    options: Options = {
+        "preset": preset,
+        "seed": chosen.seed,
+        "method_settings": given["method"],
+        "task_settings": given["task"],
+        "members": chosen.members,
+        "trainer": vars(chosen.trainer) if "trainer" in chosen else {},
+        "threads": chosen.threads,
+        "out": chosen.out,
+        "data_dir": chosen.data_dir,
+        "loggers": _loggers(chosen.logger or []),
+        "force": chosen.force,
+    }
+    if chosen.dry_run:
+        tell_cost(build(Plan, {"method": method, "task": task, **options}), chosen.format)
+        return
     with shown(errors, f"{method} {task}, seed {chosen.seed}") as observer:
-        done = runner.run(
-            method,
-            task,
-            preset=preset,
-            seed=chosen.seed,
-            method_settings=given["method"],
-            task_settings=given["task"],
-            members=chosen.members,
-            trainer=vars(chosen.trainer) if "trainer" in chosen else {},
-            threads=chosen.threads,
-            out=chosen.out,
-            data_dir=chosen.data_dir,
-            loggers=_loggers(chosen.logger or []),
-            force=chosen.force,
-            observers=(observer,),
-        )
+        done = runner.run(method, task, observers=(observer,), **options)
     if done.is_first_process:
         with suppress(OSError):  # nobody reads it any more; the run stands
             print_record(done.directory, errors)
