@@ -391,6 +391,8 @@ def test_claims_of_the_table_have_verdicts():
     runs += [run_of("mc_dropout", s, 0.85 - e, 0.95 + e) for s, e in enumerate(noise)]
     runs += [run_of("mfvi", s, 0.6 + e, 0.6 - e) for s, e in enumerate(noise)]
     runs += [run_of("mfvi+kl_weight=0.1", s, 0.9 + e, 0.92) for s, e in enumerate(noise)]
+    wide = run_of("mfvi+initial_rho=-2.0", 0, 0.5, 0.5)
+    assert referral_comparison.row_of(wide) == "mfvi"  # another start is no tweak
     found = referral_comparison.compare(runs)
     assert any("here radial minus mc_dropout in AUC is 0.05 (" in said for said in found.sentences)
     verdicts = {
