@@ -120,19 +120,11 @@ class Done(NamedTuple):
 
 @pytest.fixture(scope="module")
 def start_up(tmp_path_factory):
-    """Seconds of a whole `bench` process with a small run in it: above what imports and first calls take.
-
-    The faster of two, since the first may read all of torch from the disk.
-    """
-    seconds = []
-    for folder in ("first", "second"):
-        began = time.monotonic()
-        called = toys.call(
-            ["run", "map", "split_digits", "--preset", "smoke"], tmp_path_factory.mktemp(folder)
-        )
-        assert called.returncode == 0, called.stderr
-        seconds.append(time.monotonic() - began)
-    return min(seconds)
+    """Seconds of a whole `bench` process with a small run in it: above what imports and first calls take."""
+    began = time.monotonic()
+    called = toys.call(["run", "map", "split_digits", "--preset", "smoke"], tmp_path_factory.mktemp("small"))
+    assert called.returncode == 0, called.stderr
+    return time.monotonic() - began
 
 
 @pytest.fixture(scope="module")
