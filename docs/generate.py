@@ -863,11 +863,11 @@ def robustness_table() -> str:
     """Shares of the random configurations that learned nothing, and that were good."""
     if not finished_runs("retinopathy_robustness"):
         return "No run is committed yet."
-    said = compared("retinopathy_robustness")
-    return table(said.header, said.rows)
+    found = compared("retinopathy_robustness")
+    return table(found.header, found.rows)
 
 
-def retinopathy_said(task: str) -> str:
+def said_if_any(task: str) -> str:
     """What `bench figures RUN.. --to DIR` says of the committed runs of a task."""
     return active_said(task) if finished_runs(task) else "No run is committed yet."
 
@@ -889,9 +889,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "retinopathy ideal": retinopathy_ideal,
     "retinopathy table": lambda: retinopathy_table("retinopathy_synthetic"),
     "retinopathy controls": lambda: retinopathy_controls("retinopathy_synthetic"),
-    "retinopathy said": lambda: retinopathy_said("retinopathy_synthetic"),
+    "retinopathy said": lambda: said_if_any("retinopathy_synthetic"),
     "robustness": robustness_table,
-    "robustness said": lambda: retinopathy_said("retinopathy_robustness"),
+    "robustness said": lambda: said_if_any("retinopathy_robustness"),
     "chains toy_regression": lambda: chains("toy_regression"),
     "chains iris_depth": lambda: chains("iris_depth"),
     "continual runs": continual_runs,

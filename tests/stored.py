@@ -17,6 +17,7 @@ def at_hand(directories, every=False):
         every: Whether the test needs all of them, and is skipped without.
     """
     directories = list(directories)
+    assert directories, "no committed run was found"
     here = [directory for directory in directories if run_arrays(directory) is not None]
     absent = [directory for directory in directories if directory not in set(here)]
     if absent:

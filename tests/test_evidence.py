@@ -249,3 +249,8 @@ def test_equal_budgets_on_split_digits():
     for result in results:
         assert result["provenance"]["dirty"] is False
         assert registry.choose(result["method"], "split_digits").tuning == "tuned"
+
+
+def test_no_committed_run_at_all_is_no_pass():
+    with pytest.raises(AssertionError, match="no committed run"):
+        at_hand([])
