@@ -5,6 +5,7 @@ A second `fit` on one Trainer silently does nothing, so every fit gets a Trainer
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import logging
 import os
@@ -130,6 +131,8 @@ def fit(trainer: pl.Trainer, module: pl.LightningModule, watch: Watch, loader: A
         warnings.filterwarnings("ignore", module="pytorch_lightning")
         trainer.fit(module, loader, val, ckpt_path=resume, weights_only=True if resume else None)
     module.trainer = None
+    if ranks()[1] > 1:
+        _leave_at_exit()
 
 
 def gathered(pieces: dict[int, Any]) -> dict[int, Any]:
@@ -147,6 +150,21 @@ def ranks() -> tuple[int, int]:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
     return 0, 1
+
+
+@cache
+def _leave_at_exit() -> None:
+    """Has this process leave the others before it ends.
+
+    Threads of gloo that still stand when a process ends may abort it, with its work done and exit code 0
+    due (https://github.com/pytorch/pytorch/issues/190489); Lightning then kills the first process too.
+    """
+
+    def leave() -> None:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+    atexit.register(leave)
 
 
 class _Checkpoints(CheckpointIO):
