@@ -75,8 +75,8 @@ def save(charts: Mapping[str, Any], folder: Path, footer: str) -> list[Path]:
 
     paths = []
     for name, chart in charts.items():
-        png = vl_convert.vegalite_to_png(_whole(chart, footer), scale=2)
-        for ending, content in (("svg", svg(chart, footer).encode()), ("png", png)):
+        drawn = svg(chart, footer)
+        for ending, content in (("svg", drawn.encode()), ("png", vl_convert.svg_to_png(drawn, scale=2))):
             paths.append(folder / f"{name}.{ending}")
             write(paths[-1], content)
     return paths

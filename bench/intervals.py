@@ -151,11 +151,17 @@ def simultaneous_band(values: np.ndarray, level: float = 0.95) -> Band:
     Raises:
         UsageError: If there are fewer than two repetitions, or a value is not finite.
     """
-    values = _checked(values)
-    rows, _ = values.shape
-    mean, error = values.mean(0), values.std(0, ddof=1) / np.sqrt(rows)
-    width = _largest_t(values, level) * error
-    return Band(mean, mean - width, mean + width)
+    (band,) = _bands([_checked(values)], level)
+    return band
+
+
+def _bands(curves: Sequence[np.ndarray], level: float = 0.95) -> list[Band]:
+    """The simultaneous band of each of several curves `[R, M]`, all of the same R."""
+    found = []
+    for values, width in zip(curves, _largest_t(curves, level), strict=True):
+        mean, error = values.mean(0), values.std(0, ddof=1) / np.sqrt(len(values))
+        found.append(Band(mean, mean - width * error, mean + width * error))
+    return found
 
 
 def paired_difference(first: np.ndarray, second: np.ndarray, level: float = 0.95) -> Band:
@@ -172,13 +178,22 @@ def paired_ratio(first: np.ndarray, second: np.ndarray, level: float = 0.95) -> 
     Raises:
         UsageError: As `simultaneous_band`, or if a mean is not above 0.
     """
-    first, second = _checked(first), _checked(second)
-    if not (first.mean(0) > 0).all() or not (second.mean(0) > 0).all():
+    (band,) = paired_ratios([first], second, level)
+    return band
+
+
+def paired_ratios(firsts: Sequence[np.ndarray], second: np.ndarray, level: float = 0.95) -> list[Band]:
+    """`paired_ratio` of each of several measures to the same second one; draws the bootstrap once for all."""
+    firsts, second = [_checked(first) for first in firsts], _checked(second)
+    if not all((values.mean(0) > 0).all() for values in (*firsts, second)):
         raise UsageError("a ratio of means needs means above 0")
-    log_ratio = np.log(first.mean(0) / second.mean(0))
-    influence = first / first.mean(0) - second / second.mean(0)  # of each repetition on it; their mean is 0
-    around = simultaneous_band(influence, level)
-    return Band(*(np.exp(log_ratio + limit) for limit in around))
+    # Of each repetition on the logarithm of the ratio; their mean is 0.
+    influences = [first / first.mean(0) - second / second.mean(0) for first in firsts]
+    log_ratios = [np.log(first.mean(0) / second.mean(0)) for first in firsts]
+    return [
+        Band(*(np.exp(log_ratio + limit) for limit in around))
+        for log_ratio, around in zip(log_ratios, _bands(influences, level), strict=True)
+    ]
 
 
 Kind = Literal["sd", "standard_error", "simultaneous"]
@@ -225,25 +240,30 @@ def mixture_quantiles(means: np.ndarray, probabilities: Sequence[float]) -> np.n
     return (low + high) / 2
 
 
-def _largest_t(values: np.ndarray, level: float) -> float:
-    """The quantile of the largest |t| over the points whose values differ."""
-    rows, _ = values.shape
-    away = values - values.mean(0)
-    sd = away.std(0)
-    # Equal values leave deviations of rounding errors, which are no sample of anything.
-    differ = sd > 1e-12 * np.abs(values).max(0)
-    if not differ.any():
-        return 0.0
-    if rows < _FEW:
-        return _quantile((1 - level) / (2 * differ.sum()), rows - 1)  # by Bonferroni
-    standardised = away[:, differ] / (sd[differ] * np.sqrt(rows))
+def _largest_t(curves: Sequence[np.ndarray], level: float) -> list[float]:
+    """Of each curve the quantile of the largest |t| over the points whose values differ."""
+    rows, found, standardised = len(curves[0]), [0.0] * len(curves), {}
+    for i, values in enumerate(curves):
+        away = values - values.mean(0)
+        sd = away.std(0)
+        # Equal values leave deviations of rounding errors, which are no sample of anything.
+        differ = sd > 1e-12 * np.abs(values).max(0)
+        if differ.any() and rows < _FEW:
+            found[i] = _quantile((1 - level) / (2 * differ.sum()), rows - 1)  # by Bonferroni
+        elif differ.any():
+            standardised[i] = away[:, differ] / (sd[differ] * np.sqrt(rows))
+    if not standardised:
+        return found
     generator = np.random.default_rng(randomness.derive(0, "simultaneous band"))
-    largest = []
+    largest: dict[int, list[np.ndarray]] = {i: [] for i in standardised}
     for _ in range(_DRAWS // _BLOCK):
         multipliers = generator.standard_normal((_BLOCK, rows))
         scale = np.sqrt(generator.chisquare(rows - 1, _BLOCK) / (rows - 1))
-        largest.append(np.abs(multipliers @ standardised).max(1) / scale)
-    return float(np.quantile(np.concatenate(largest), level))
+        for i, values in standardised.items():
+            largest[i].append(np.abs(multipliers @ values).max(1) / scale)
+    for i, drawn in largest.items():
+        found[i] = float(np.quantile(np.concatenate(drawn), level))
+    return found
 
 
 def _checked(values: np.ndarray) -> np.ndarray:

@@ -23,6 +23,7 @@ import pytorch_lightning as pl
 import torch
 import torch.distributed
 from pytorch_lightning.plugins.io import CheckpointIO
+from pytorch_lightning.trainer.connectors import callback_connector
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from bench.checkpoints import fitting, forget, read, save
@@ -85,7 +86,7 @@ def make(options: TrainerOptions, budget: Budget) -> pl.Trainer:
     """
     on_cpu = options.accelerator in ("auto", "cpu") and not torch.cuda.is_available()
     devices = 1 if options.devices == "auto" and on_cpu else options.devices
-    with warnings.catch_warnings(), _as_usage_error():
+    with warnings.catch_warnings(), _as_usage_error(), _own_callbacks_alone():
         warnings.filterwarnings("ignore", module="pytorch_lightning")
         trainer = pl.Trainer(
             accelerator=options.accelerator,
@@ -180,6 +181,20 @@ class _Checkpoints(CheckpointIO):
 
     def remove_checkpoint(self, path: Any) -> None:
         forget(Path(path))
+
+
+@contextmanager
+def _own_callbacks_alone() -> Iterator[None]:
+    """Inside the block Lightning gives a Trainer no callbacks of packages that happen to be installed.
+
+    No record would tell of them. Looking for them reads what is known of every package, at every fit.
+    """
+    name, kept = "_load_external_callbacks", getattr(callback_connector, "_load_external_callbacks", None)
+    setattr(callback_connector, name, lambda group: [])
+    try:
+        yield
+    finally:
+        setattr(callback_connector, name, kept)
 
 
 @contextmanager

@@ -253,7 +253,7 @@ class ActiveTesting(Task):
             "error_uniform": float(full.squared_error("uniform", "plain")[:, -1].mean()),
         }
         for guide in active.GUIDES:
-            ratio, first = full.ratio(guide), full.first_draw[guide]
+            ratio, first = full.ratios[guide], full.first_draw[guide]
             scores |= {
                 f"ratio_{guide}": float(ratio.centre[-1]),
                 f"ratio_{guide}_low": float(ratio.low[-1]),

@@ -213,7 +213,7 @@ def test_draws_that_miss_the_rare_ones_are_not_said_to_guide():
     losses = np.r_[np.full(59, 0.01), 10.0]
     scores = np.r_[np.linspace(1, 2, 59), 0.0]
     found = active.simulate(losses, scores, 4000.0, 400, 20)
-    assert found.ratio("softmax").high[-1] < 1 < found.ratio_at_least("softmax")[-1]
+    assert found.ratios["softmax"].high[-1] < 1 < found.ratio_at_least("softmax")[-1]
     runs = [{"full": found, "small": found}] * 3
     sentences = [s for s in said_of_testing(trials(a=runs, b=runs)) if "softmax" in s]
     assert len(sentences) == 6

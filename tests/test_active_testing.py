@@ -197,14 +197,14 @@ def test_overflow_of_the_first_draw_is_said():
 def test_equal_losses_leave_nothing_to_guide():
     found = active.simulate(np.full(8, np.log(10)), SCORES, 12.0, 20, 6)
     for guide in active.GUIDES:
-        assert all((limit == 1).all() for limit in found.ratio(guide))
+        assert all((limit == 1).all() for limit in found.ratios[guide])
         assert found.first_draw[guide] == 1
 
 
 def test_no_spread_is_uniform_sampling():
     found = active.simulate(LOSSES, np.zeros(8), 1e4, 200, 6)
     for guide in active.GUIDES:
-        band = found.ratio(guide)
+        band = found.ratios[guide]
         for limit in band:
             np.testing.assert_allclose(limit, 1)
 
@@ -213,7 +213,7 @@ def test_scores_that_follow_the_losses_guide_better():
     """Draws in proportion to the loss have no variance at M = 1, and less than uniform ones after."""
     found = active.simulate(LOSSES, LOSSES, 12.0, 2000, 6)
     assert found.first_draw["proportional"] < 1e-3 + (0.1 * LOSSES.mean() > LOSSES).sum()
-    assert (found.ratio("proportional").high[:2] < 1).all()
+    assert (found.ratios["proportional"].high[:2] < 1).all()
 
 
 def test_of_a_small_pool_one_point_at_least_stays():

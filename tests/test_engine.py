@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import pytorch_lightning as pl
 import torch
 import toys
 from conformance import problems
@@ -276,6 +277,17 @@ def test_precision_is_passed_through():
     options = TrainerOptions(accelerator="cpu", precision="bf16-mixed")
     Engine(Sees, MAP.settings_class(), 0, trainer=options).fit(problems.mlp(), Budget(epochs=1))
     assert kinds == [torch.bfloat16]
+
+
+def test_no_installed_package_adds_callbacks_to_a_fit(monkeypatch):
+    """Lightning takes them from any package; no record would tell of them."""
+    foreign = pl.Callback()
+    offered = SimpleNamespace(name="foreign", load=lambda: lambda: [foreign])
+    monkeypatch.setattr("lightning_fabric.utilities.registry.entry_points", lambda group: [offered])
+    quiet = {"logger": False, "enable_checkpointing": False, "accelerator": "cpu"}
+    assert foreign in pl.Trainer(**quiet).callbacks
+    assert foreign not in trainer.make(CPU, BUDGET).callbacks
+    assert foreign in pl.Trainer(**quiet).callbacks  # Lightning is left as it was
 
 
 @pytest.mark.parametrize("precision", ["64-true", "16-true", "bf16-true", "transformer-engine", "7-odd"])

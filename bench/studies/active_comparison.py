@@ -193,7 +193,7 @@ def _of_testing(task: str, found: Mapping[str, Mapping[int, Models]], lines: Lin
         for seed, tested in of_line.items():
             full = tested["full"]
             for guide in GUIDES:
-                centre, low, high = (float(v[-1]) for v in full.ratio(guide))
+                centre, low, high = (float(v[-1]) for v in full.ratios[guide])
                 trajectories = len(full.estimates["uniform"]["plain"])
                 ratio = Interval(centre, low, high, f"n = {trajectories}")
                 least = float(full.ratio_at_least(guide)[-1])
