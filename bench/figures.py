@@ -90,8 +90,11 @@ def svg(chart: Any, footer: str) -> str:
 
 
 def _whole(chart: Any, footer: str) -> dict[str, Any]:
-    """The specification; escaped, since what XML does not know would end the process."""
-    return all_escaped(_with_footer(chart.to_dict(), footer))
+    """The specification; escaped, since what XML does not know would end the process.
+
+    Altair has checked its parts when they were made; to check the whole again takes seconds of long data.
+    """
+    return all_escaped(_with_footer(chart.to_dict(validate=False), footer))
 
 
 def _with_footer(chart: dict[str, Any], footer: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pages
 import pytest
@@ -29,49 +28,17 @@ def copy_of_the_project(folder: Path) -> dict[str, str]:
     return os.environ | {"PATH": path, "PYTHONPATH": str(folder), "COLUMNS": "200"}
 
 
-class Cheat(NamedTuple):
-    """A change to the first file of a page, and what of the laws must then fail."""
-
-    honest: str
-    cheating: str
-    law: str
-    said: str
-
-
-METHOD_CHEATS = [
-    Cheat(
-        "size**0.5 * self.langevin_noise(w)",
-        f"{factor} * size**0.5 * self.langevin_noise(w)",
-        "tests/conformance/test_methods.py -k draws_are_of_the_exact_posterior[sgld]",
-        "variance",
-    )
-    for factor in (0, 0.5)
-]
-TASK_CHEATS = [
-    Cheat(
-        'TensorDataset(*self.own_data("train"))',
-        'TensorDataset(*map(torch.cat, zip(self.own_data("train"), self.own_data("test"), strict=True)))',
-        "tests/conformance/test_truth.py -k moves_nothing_else[two_moons]",
-        "held-out truth reaches what is given to fit",
-    ),
-    Cheat(
-        "engine.predict(method, inputs,",
-        "engine.predict(method, (inputs - inputs.mean(0)) / inputs.std(0),",
-        "tests/conformance/test_truth.py -k moves_nothing_else[two_moons]",
-        "held-out truth moves log_probs",
-    ),
-]
 EXAMPLES = {
-    "adding-a-method.md": ("sgld", "runs/iris_depth*/sgld*/smoke-seed0/record.json", METHOD_CHEATS),
-    "adding-a-task.md": ("two_moons", "runs/two_moons*/mfvi/smoke-seed0/record.json", TASK_CHEATS),
+    "adding-a-method.md": ("sgld", "runs/iris_depth*/sgld*/smoke-seed0/record.json"),
+    "adding-a-task.md": ("two_moons", "runs/two_moons*/mfvi/smoke-seed0/record.json"),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", EXAMPLES)
 def test_the_page_is_right_to_the_letter(page, tmp_path):
-    """Two files, every law green; and red where the same two files cheat."""
-    listed, record, cheats = EXAMPLES[page]
+    """Two files, every law green. That the laws turn red where these files cheat, `conformance` shows."""
+    listed, record = EXAMPLES[page]
     environment = copy_of_the_project(tmp_path)
     files = [block for block in pages.blocks(page) if block.language == "python" and block.file]
     commands = [line for b in pages.blocks(page) if b.language == "sh" for line in b.text.splitlines()]
@@ -94,14 +61,6 @@ def test_the_page_is_right_to_the_letter(page, tmp_path):
     assert listed in outputs["list"]
     assert re.search(r"\d+ passed", outputs["-m"])
     assert list(tmp_path.glob(record))
-
-    for cheat in cheats:
-        assert files[0].text.count(cheat.honest) == 1
-        (tmp_path / files[0].file).write_text(files[0].text.replace(cheat.honest, cheat.cheating))
-        done = call(["python", "-m", "pytest", "-q", *cheat.law.split()])
-        assert done.returncode == 1, f"{cheat}\n{done.stdout}\n{done.stderr}"
-        assert cheat.said in done.stdout, done.stdout
-        assert "1 failed" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("page", EXAMPLES)

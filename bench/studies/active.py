@@ -332,9 +332,9 @@ class Trajectories:
 
     @cached_property
     def ratios(self) -> dict[str, Band]:
-        """By guide: mean squared error of LURE over that of the mean of as many uniform draws, `[K]`, 95% over R.
+        """By guide: mean squared error of LURE over that of the mean of as many uniform draws, `[K]`.
 
-        Where all losses are equal no draw can help, and it is 1.
+        With the 95% band over R. Where all losses are equal no draw can help, and it is 1.
         """
         uniform = self.squared_error("uniform", "plain")
         if uniform.mean(0).min() <= (_ROUNDING * self.risk) ** 2:
@@ -343,7 +343,7 @@ class Trajectories:
         return dict(zip(GUIDES, paired_ratios(errors, uniform), strict=True))
 
     def ratio_at_least(self, guide: str) -> np.ndarray:
-        """Exact lower bound of what `ratios` estimates, `[K]`: what the first draw alone adds to the variance.
+        """Exact lower bound of what `ratios` estimates, `[K]`: what the first draw alone adds.
 
         LURE is (1/M) sum_m c_m a_m with uncorrelated a_m of mean risk, a_1 the estimate of one draw and
         c_1 = (N - M)/(N - 1) (Farquhar, Gal and Rainforth 2021); M uniform draws have c_1/M times
