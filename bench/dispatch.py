@@ -9,8 +9,10 @@ record that says so, and is not tried again. A cell whose run another process is
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 from bench.cells import Note, Standing, State
 from bench.errors import BenchError, DataError, OutputError, UsageError
@@ -19,7 +21,7 @@ from bench.plan import Plan
 from bench.records import read_record
 from bench.sweep import Outcome, settled
 from bench.worker import End, message
-from bench.workers import Workers
+from bench.workers import Cluster, Local, Workers, devices
 
 EVERY = 0.5
 """Seconds between two looks at what runs."""
@@ -153,3 +155,43 @@ def _outcome(board: Board, number: int, end: End) -> Outcome:
         return Outcome(cell, note.directory, read_record(note.directory), began=end.began)
     except UsageError as error:  # removed meanwhile, or not to be seen from here
         return Outcome(cell, note.directory, None, DataError(str(error)), end.began)
+
+
+def chosen_workers(text: str, threads: int, cluster: Cluster, out: Path) -> Workers:
+    """The workers that `--workers` names: a number, ray, ray://HOST:PORT or slurm.
+
+    Args:
+        text: The name.
+        threads: Of each cell.
+        cluster: What a cell asks of Ray or Slurm.
+        out: The folder for runs.
+
+    Raises:
+        UsageError: If it names none, or the package that it needs is not installed.
+        BenchError: If there is no such cluster.
+    """
+    if text.isdecimal() and int(text) > 0:
+        return Local(int(text), threads, devices())
+    if text == "ray" or text.startswith("ray://"):
+        with _installed("ray"):
+            from bench.workers_ray import OnRay
+        return OnRay(None if text == "ray" else text, threads, cluster)
+    if text == "slurm":
+        with _installed("submitit", "slurm"):
+            from bench.workers_slurm import OnSlurm
+        return OnSlurm(out / "sweep" / "slurm", threads, cluster)
+    raise UsageError(f"--workers {text}: must be a number, 1 or more, ray, ray://HOST:PORT or slurm")
+
+
+@contextmanager
+def _installed(package: str, extra: str = "") -> Iterator[None]:
+    """Says in one line that a package is not installed."""
+    try:
+        yield
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        extra = extra or package
+        raise UsageError(
+            f"--workers {extra} needs {package}: pip install 'posterior-bench[{extra}]'"
+        ) from None

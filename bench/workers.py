@@ -14,12 +14,11 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol
 
-from bench.errors import UsageError
 from bench.settings import Count, NonNegative, settings
 from bench.worker import GRACE, End
 
@@ -235,43 +234,3 @@ def devices() -> list[str]:
         named = os.environ["CUDA_VISIBLE_DEVICES"].split(",")
         return [name.strip() for name in named[: torch.cuda.device_count()]]
     return [str(number) for number in range(torch.cuda.device_count())]
-
-
-def chosen_workers(text: str, threads: int, cluster: Cluster, out: Path) -> Workers:
-    """The workers that `--workers` names: a number, ray, ray://HOST:PORT or slurm.
-
-    Args:
-        text: The name.
-        threads: Of each cell.
-        cluster: What a cell asks of Ray or Slurm.
-        out: The folder for runs.
-
-    Raises:
-        UsageError: If it names none, or the package that it needs is not installed.
-        BenchError: If there is no such cluster.
-    """
-    if text.isdecimal() and int(text) > 0:
-        return Local(int(text), threads, devices())
-    if text == "ray" or text.startswith("ray://"):
-        with _installed("ray"):
-            from bench.workers_ray import OnRay
-        return OnRay(None if text == "ray" else text, threads, cluster)
-    if text == "slurm":
-        with _installed("submitit", "slurm"):
-            from bench.workers_slurm import OnSlurm
-        return OnSlurm(out / "sweep" / "slurm", threads, cluster)
-    raise UsageError(f"--workers {text}: must be a number, 1 or more, ray, ray://HOST:PORT or slurm")
-
-
-@contextmanager
-def _installed(package: str, extra: str = "") -> Iterator[None]:
-    """Says in one line that a package is not installed."""
-    try:
-        yield
-    except ImportError as error:
-        if (error.name or "").partition(".")[0] != package:
-            raise
-        extra = extra or package
-        raise UsageError(
-            f"--workers {extra} needs {package}: pip install 'posterior-bench[{extra}]'"
-        ) from None

@@ -19,7 +19,7 @@ import pytest
 import yaml
 from rich.console import Console
 
-from bench import cells, cli, registry, tune, worker, workers
+from bench import cells, cli, dispatch, registry, tune, worker, workers
 from bench.commands import searching
 from bench.dispatch import Board, run_all
 from bench.errors import BenchError, OutputError, UsageError
@@ -150,14 +150,14 @@ def test_extra_that_is_not_installed_is_one_line(monkeypatch, kind, package):
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, f"bench.workers_{kind[:3] if package == 'ray' else kind}", raising=False)
     with pytest.raises(UsageError, match=f"needs {package}: pip install 'posterior-bench"):
-        workers.chosen_workers(kind, 1, workers.Cluster(), Path())
+        dispatch.chosen_workers(kind, 1, workers.Cluster(), Path())
 
 
 def test_machine_without_slurm_is_one_line(tmp_path, monkeypatch):
     pytest.importorskip("submitit")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BenchError, match="--workers slurm: Could not detect"):
-        workers.chosen_workers("slurm", 1, workers.Cluster(), tmp_path)
+        dispatch.chosen_workers("slurm", 1, workers.Cluster(), tmp_path)
 
 
 # ---- the rules

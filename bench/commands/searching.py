@@ -16,7 +16,7 @@ from bench.commands.parser import Parser, add_method_and_task, add_run_arguments
 from bench.errors import BenchError, Diverged, UsageError
 from bench.plan import Plan
 from bench.settings import build
-from bench.workers import Cluster, chosen_workers
+from bench.workers import Cluster
 
 if TYPE_CHECKING:
     from bench.sweep import Outcome
@@ -149,7 +149,7 @@ def _on_workers(chosen: Any) -> Iterator[Callable[[list[Plan]], list[Outcome]] |
         yield None
         return
 
-    from bench.dispatch import run_all
+    from bench.dispatch import chosen_workers, run_all
     from bench.sweep_view import watched
 
     cluster = build(Cluster, vars(chosen.cluster), "cluster")
