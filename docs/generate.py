@@ -470,7 +470,7 @@ def active_testing(task: str) -> str:
             cells = [
                 f"{scores.mean():.2g}",
                 f"{scores.max():.2g}",
-                f"{np.corrcoef(scores, losses)[0, 1]:.2f}",
+                f"{np.corrcoef(scores, losses)[0, 1]:.2f}" if np.ptp(scores) else "-",  # no spread, no order
             ]
             causes.append([f"`{method_identity}`", str(record.seed), *cells, f"{ten:.0%}"])
             cells = [f"`{method_identity}`", str(record.seed), f"{m['risk']:.4f}", f"{m['accuracy']:.4f}"]

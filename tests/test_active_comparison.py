@@ -208,6 +208,20 @@ def test_guidance_is_said_where_the_interval_excludes_one():
     assert all(s.endswith("no difference shown") for s in same)
 
 
+@pytest.mark.parametrize("rounding", [0, 1e-15])
+def test_method_without_spread_is_not_said_to_guide(rounding):
+    """Its scores are 0: it draws as uniform sampling does, and the ratio is 1 but for rounding."""
+    losses = np.random.default_rng(0).gamma(0.5, 1, SIZE)
+    found = active.simulate(losses, np.zeros(SIZE), 20.0, 400, 20)
+    for name in active.GUIDES:
+        found.estimates[name]["lure"] = found.risk + (found.estimates[name]["lure"] - found.risk) * (
+            1 - rounding
+        )
+    sentences = said_of_testing(trials(a=[{"full": found, "small": found}]))
+    assert len(sentences) == 2
+    assert all(s.endswith("is 1 (1 to 1, 95%, n = 400): no difference shown") for s in sentences), sentences
+
+
 def test_draws_that_miss_the_rare_ones_are_not_said_to_guide():
     """A large loss that is never drawn: little is seen of an error that is enormous."""
     losses = np.r_[np.full(59, 0.01), 10.0]
