@@ -40,6 +40,11 @@ class Reference(pydantic.BaseModel):
     diagnostics: dict[str, float]
 
 
+def exists(target: str) -> bool:
+    """Whether there is a reference of this name."""
+    return (FOLDER / f"{target}.json").exists()
+
+
 def read(target: str) -> Arrays:
     """The arrays of a reference, empty if there is none.
 
