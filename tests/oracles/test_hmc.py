@@ -410,9 +410,38 @@ def test_chains_start_apart_or_where_the_last_fit_ended():
     assert second.transitions == 1
 
 
+@pytest.mark.parametrize("kernel", ["hmc", pytest.param("nuts", marks=pytest.mark.slow)])
+def test_chains_start_where_the_problem_says(kernel):
+    """All of them; a second fit goes on from the first's chains all the same, and so does a resumed one."""
+    asked = []
+
+    def start():
+        asked.append(1)
+        return {"0.bias": torch.full((1,), 4.0), "0.weight": torch.tensor([[1.0, 2.0, 3.0]])}
+
+    problem = replace(linear_problem(), starts_from=start)
+    values = {"kernel": kernel, "chains": 3, "burn": 0, "kept": 4, "leapfrog_steps": 1}
+    method, batch = method_of(problem, initial_step_size=1e-9, **values)
+    method.training_step(batch, 0)
+    expected = torch.tensor([[1.0, 2.0, 3.0, 4.0]], dtype=torch.float64).expand(3, 4)
+    assert_close(method.positions, expected, rtol=0, atol=1e-6)
+    method.training_step(batch, 0)
+    second, _ = method_of(problem, start=method, initial_step_size=1e-9, **values)
+    second.training_step(batch, 0)
+    assert_close(second.positions, method.positions, rtol=0, atol=1e-6)
+    assert len(asked) == 1
+
+
+def test_trajectories_of_burn_in_may_have_another_length():
+    """The gradients of 5 transitions of 2 steps and 4 of 7, for 3 chains; a step more for each transition."""
+    method = sampled(chains=3, burn=5, kept=4, leapfrog_steps=7, burn_leapfrog_steps=2)
+    assert method.gradients == 3 * (5 * 3 + 4 * 8)
+
+
 def test_draws_are_taken_chain_after_chain():
     """Equally many of each chain in order, none twice before all are taken; and predictions are theirs."""
     method, _ = method_of(chains=3, burn=2, kept=8)
+    assert (method.num_chains, method.num_draws) == (3, 24)
     method.transitions.fill_(10)
     method.draws.copy_(torch.arange(3 * 8 * 4).reshape(3, 8, 4))
     numbers = method.draws[..., 0].flatten()  # of chain c from 32 c on
@@ -465,14 +494,6 @@ def test_nuts_without_pyro_is_refused(monkeypatch):
     )
     assert "pip install 'posterior-bench[nuts]'" in refusal(kernel="nuts")
     method_of(kernel="hmc")
-
-
-def test_a_share_of_the_data_is_refused():
-    """What a process gets where several share the fit."""
-    method, _ = method_of()
-    inputs, targets = method.problem.train.tensors
-    with pytest.raises(UsageError, match=r"^hmc.*devices 1"):
-        method.training_step(Batch(inputs[::2], targets[::2]), 0)
 
 
 # ---- the kernel nuts
