@@ -1,0 +1,184 @@
+"""Tasks under shift: what is posed and predicted, and scores of hand-made predictions."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from toys import Reader
+
+from bench import corruptions, data, metrics, registry, resnet
+from bench.contract import Undefined
+from bench.networks import small_cnn
+from bench.spec import misfit
+from bench.studies import pictures, shift
+from bench.tasks.shift import SEVERITIES, Settings, Shift
+
+CELLS = 1 + len(SEVERITIES) * len(corruptions.KINDS)
+FEW = {"dataset": "digits", "test_images": 30}
+
+
+@pytest.fixture(scope="module")
+def done():
+    """A task on 30 test digits, its arrays with targets, and what its engine was asked."""
+    task, reader = Shift(Settings(**FEW, test_samples=3)), Reader()
+    return task, task.run(reader) | task.targets(), reader
+
+
+def test_one_fit_and_one_prediction_of_all_parts(done):
+    """Equal draws for all; two parts of the training set are not trained on; the epoch has 10,000 images."""
+    task, arrays, reader = done
+    (problem,), (budget,) = reader.problems, reader.budgets
+    assert (budget.epochs, budget.batch_size, budget.draws, budget.patience) == (20, 128, 10_000, None)
+    assert problem.num_train == len(problem.train) == 1442 - 2 * 206
+    rows = task.rows
+    parts = [set(rows[part].tolist()) for part in ("train", "val", "calibration")]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 1442
+    assert len(problem.val) == 206
+    (images,) = reader.inputs
+    assert len(images) == 2 * 206 + (CELLS + 2) * 30
+    assert misfit(task.layouts(), {k: (a.dtype.name, a.shape) for k, a in arrays.items()}) is None
+    assert sum(array.nbytes for array in arrays.values()) < 2**20
+
+
+def test_images_are_normalised_by_the_training_images(done):
+    """Mean 0 and variance 1 over the training images; noise is far from that."""
+    task, _, reader = done
+    train = reader.problems[0].train.tensors[0].double()
+    assert float(train.mean()) == pytest.approx(0, abs=1e-4)
+    assert float(train.var()) == pytest.approx(1, abs=1e-3)
+    (images,) = reader.inputs
+    noise = images[-60:-30].double() * task.moments[1] + task.moments[0]
+    assert float(noise.mean()) == pytest.approx(0.5, abs=5 / (12 * 30 * 64) ** 0.5)
+
+
+def test_severity_0_is_the_clean_score(done, monkeypatch):
+    """With every corruption at severity 0, all scores under corruption are those of clean images."""
+    task = Shift(Settings(**FEW, test_samples=3))
+    real = corruptions.corrupt
+    monkeypatch.setattr(
+        corruptions, "corrupt", lambda images, kind, severity, own: real(images, kind, 0, own)
+    )
+    arrays = task.run(Reader()) | task.targets()
+    scores, shifted = task.score(arrays), task.score(done[1])
+    for name in ("nll", "accuracy", "ece", "adaptive_ece", "brier", "risk_area", "conformal_coverage"):
+        assert scores[name] == pytest.approx(scores[f"{name}_clean"], rel=1e-12)
+        assert scores[f"{name}_severity_5"] == pytest.approx(scores[f"{name}_clean"], rel=1e-12)
+    assert scores["nll_clean"] == shifted["nll_clean"]
+    assert shifted["nll_severity_5"] != pytest.approx(shifted["nll_clean"])
+
+
+def test_scores_are_means_over_cells(done):
+    """Of the NLL by hand; each image's loss is its own mean."""
+    task, arrays, _ = done
+    scores = task.score(arrays)
+    log_probs, labels = metrics.restore(arrays["log_probs"]), arrays["labels"]
+    nlls = [metrics.negative_log_likelihood(cell, labels) for cell in log_probs]
+    assert scores["nll_clean"] == pytest.approx(nlls[0])
+    assert scores["nll"] == pytest.approx(np.mean(nlls[1:]))
+    assert scores["nll_severity_3"] == pytest.approx(np.mean(nlls[13:25]))
+    assert task.losses(arrays).mean() == pytest.approx(scores["nll"])
+    of_severities = [scores[f"accuracy_severity_{s}"] for s in SEVERITIES]
+    assert scores["accuracy"] == pytest.approx(np.mean(of_severities))
+
+
+def test_temperature_is_one_number_and_leaves_accuracy(done):
+    """The task with the setting scores the same arrays as the columns `_scaled` say, and has its own name."""
+    task, arrays, _ = done
+    scaled = Shift(replace(task.settings, calibration="temperature"))
+    plain, tempered = task.score(arrays), scaled.score(arrays)
+    assert plain.keys() == tempered.keys()
+    for name in shift.SCALED:
+        assert tempered[name] == plain[f"{name}_scaled"] == tempered[f"{name}_scaled"]
+        assert tempered[f"{name}_clean"] == plain[f"{name}_clean_scaled"]
+    for name in plain:
+        if name.startswith("accuracy") or name == "temperature":
+            assert tempered[name] == plain[name]
+    assert tempered["nll"] != plain["nll"]
+    entry = registry.task("shift_digits")
+    standard = registry.build(entry.cls.settings_class, dict(entry.fixed), "task")
+    other = replace(standard, calibration="temperature")
+    assert registry.identity(entry, other, standard) == "shift_digits+calibration=temperature"
+
+
+def test_test_labels_move_neither_temperature_nor_sets(done):
+    """Both are fitted on parts of the training set: other test labels leave them."""
+    task, arrays, _ = done
+    readings = task.readings(arrays)
+    other = task.readings(arrays | {"labels": np.roll(arrays["labels"], 7)})
+    assert (readings.temperature, readings.threshold) == (other.temperature, other.threshold)
+    moved = arrays | {"calibration_labels": np.roll(arrays["calibration_labels"], 1)}
+    assert task.readings(moved).threshold != readings.threshold
+    assert task.readings(moved).temperature == readings.temperature
+
+
+def test_shuffled_pixels_are_as_bright_and_noise_is_not(done):
+    """The control that ranks by mean brightness alone tells the first from known images by chance only."""
+    task, arrays, _ = done
+    scores = task.score(arrays)
+    assert scores["auroc_shuffled_brightness"] == pytest.approx(0.5)
+    assert scores["auroc_noise_brightness"] > 0.99
+    known = task.pictures.test[task.rows["test"]]
+    shuffled = pictures.foreign("shuffled", known, None)
+    np.testing.assert_array_equal(np.sort(shuffled.reshape(30, -1)), np.sort(known.reshape(30, -1)))
+    assert (shuffled != known).any((1, 2, 3)).all()
+
+
+def test_one_sample_has_no_mutual_information():
+    task = Shift(Settings(**FEW, test_samples=1))
+    scores = task.score(task.run(Reader()) | task.targets())
+    undefined = {name for name, value in scores.items() if isinstance(value, Undefined)}
+    assert undefined == {f"{s}_{f}_information" for s in ("auroc", "aupr", "fpr95") for f in task.foreign}
+
+
+def test_corruptions_are_read_as_they_are_made(done):
+    """Any rows, in any order: part after part, each image by its own number."""
+    task = done[0]
+    images = task.pictures.test[:5]
+    parts = pictures.Parts(
+        [pictures.Part(images), pictures.Part(images, "fog", 3), pictures.Part(images[:2], "snow", 5)],
+        *task.moments,
+    )
+    fog, snow = corruptions.numbered(images, "fog", 3), corruptions.numbered(images[:2], "snow", 5)
+    whole = np.concatenate([images, fog, snow])
+    rows = torch.tensor([11, 0, 7, 5, 10])
+    np.testing.assert_array_equal(parts.read(rows)[0].numpy(), whole[rows.numpy()])
+    assert len(parts) == 12
+    expected = (torch.from_numpy(whole[7:8]) / 255 - task.moments[0]) / task.moments[1]
+    torch.testing.assert_close(parts[7][0], expected[0])
+
+
+def test_moments_are_those_of_numpy():
+    images = np.random.default_rng(0).integers(0, 256, (9, 3, 4, 4)).astype(np.uint8)
+    mean, std = pictures.moments(images)
+    np.testing.assert_allclose(mean.ravel(), (images / 255).mean((0, 2, 3)), rtol=1e-6)
+    np.testing.assert_allclose(std.ravel(), (images / 255).std((0, 2, 3)), rtol=1e-6)
+    assert (pictures.moments(np.zeros((2, 1, 4, 4), np.uint8))[1] == np.float32(1 / 255)).all()
+
+
+def test_the_digest_names_data_rows_and_corruptions(monkeypatch):
+    """It moves with each of them."""
+    digest = Shift(Settings(**FEW)).data_digest()
+    assert digest == Shift(Settings(**FEW)).data_digest()
+    assert digest != Shift(Settings(dataset="digits", test_images=31)).data_digest()
+    monkeypatch.setitem(corruptions.KINDS, "jpeg", (corruptions._jpeg, (79, 65, 58, 50, 40)))
+    assert digest != Shift(Settings(**FEW)).data_digest()
+
+
+def test_paper_has_all_images_and_severities():
+    entry = registry.task("shift_cifar10")
+    task = Shift(Settings(**entry.fixed, **entry.presets["paper"]))
+    assert task.severities == (1, 2, 3, 4, 5)
+    assert task.layouts()["log_probs"].shape == (61, 10_000, 10)
+    assert data.SOURCES["mnist"].test == 10_000
+    assert "nll_severity_2" in task.spec.metrics
+
+
+def test_networks():
+    """Logits for every form of image that there is; parameters by hand."""
+    for size, channels in ((8, 1), (28, 1), (32, 3)):
+        images = torch.zeros(2, channels, size, size)
+        assert small_cnn(channels)(images).shape == (2, 10)
+        assert resnet.preresnet_frn(20, channels=4, inputs=channels)(images).shape == (2, 10)
+    count = sum(p.numel() for p in small_cnn().parameters())
+    assert count == (9 + 1) * 16 + (9 * 16 + 1) * 32 + (9 * 32 + 1) * 64 + 65 * 10
