@@ -334,12 +334,19 @@ class Trajectories:
     def ratios(self) -> dict[str, Band]:
         """By guide: mean squared error of LURE over that of the mean of as many uniform draws, `[K]`.
 
-        With the 95% band over R. Where all losses are equal no draw can help, and it is 1.
+        With the 95% band over R. Where all losses are equal no draw can help, and it is 1; so it is where the
+        guide draws as uniform sampling does, but for rounding.
         """
         uniform = self.squared_error("uniform", "plain")
         if uniform.mean(0).min() <= (_ROUNDING * self.risk) ** 2:
             return dict.fromkeys(GUIDES, Band.flat(np.ones(len(self.points))))
-        errors = [self.squared_error(guide, "lure") for guide in GUIDES]
+        by_chance = self.estimates["uniform"]["plain"]
+        errors = [
+            uniform
+            if np.allclose(self.estimates[guide]["lure"], by_chance, rtol=1e-9)
+            else self.squared_error(guide, "lure")
+            for guide in GUIDES
+        ]
         return dict(zip(GUIDES, paired_ratios(errors, uniform), strict=True))
 
     def ratio_at_least(self, guide: str) -> np.ndarray:

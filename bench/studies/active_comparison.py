@@ -193,7 +193,7 @@ def _of_testing(task: str, found: Mapping[str, Mapping[int, Models]], lines: Lin
         for seed, tested in of_line.items():
             full = tested["full"]
             for guide in GUIDES:
-                centre, low, high = (_exact_one(float(v[-1])) for v in full.ratios[guide])
+                centre, low, high = (float(v[-1]) for v in full.ratios[guide])
                 trajectories = len(full.estimates["uniform"]["plain"])
                 ratio = Interval(centre, low, high, f"n = {trajectories}")
                 least = float(full.ratio_at_least(guide)[-1])
@@ -217,11 +217,6 @@ def _of_testing(task: str, found: Mapping[str, Mapping[int, Models]], lines: Lin
                     f"{difference:.4g}" + difference.said(f"{second} guides better", f"{first} guides better")
                 )
     return sentences
-
-
-def _exact_one(ratio: float) -> float:
-    """The ratio, but 1 within rounding: a method without spread draws as uniform sampling does."""
-    return 1.0 if abs(ratio - 1) < 1e-9 else ratio
 
 
 def _band(values: np.ndarray) -> Band:

@@ -1,0 +1,152 @@
+"""Runs of several depths together: whether independent weights lose less in deeper networks.
+
+Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), Fig. 3.2 and Table A.4.
+
+A line is one activation (of one method, under otherwise equal settings), a cell is one depth of it, and its
+runs are the restarts. A cell of which a restart has not mixed is shown, marked, and enters neither a curve
+nor a difference: to leave out the restart alone would choose runs by what came out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from bench import intervals
+from bench.comparison import Comparison, FinishedRun, by_task
+from bench.figures import COLOURS, titled
+
+ERRORS = {"kl": ("E_KL", "nats"), "wasserstein": ("E_W", "weight units")}
+"""Of either error what tables call it, and its unit."""
+HEADER = (
+    *("line", "hidden layers", "restarts", "of them mixed", "E_KL, nats", "floor", "E_W", "floor"),
+    *("draws per weight", "components", "accuracy", "accuracy of a draw", "acceptance"),
+)
+KINDS = ("draws of the posterior", "floor: as many independent draws of the diagonal fit")
+STATES = ("all restarts mixed", "not all restarts mixed")
+
+Depths = Mapping[int, Sequence[FinishedRun]]
+"""Hidden layers -> restarts."""
+
+
+def compare(runs: Sequence[FinishedRun]) -> Comparison:
+    """Both errors over depth, a table of all cells, and what the largest depth says against the least.
+
+    Raises:
+        UsageError: If a run is given twice.
+    """
+    by_task(runs)
+    lines: dict[str, dict[int, list[FinishedRun]]] = {}
+    for run in sorted(runs, key=lambda run: (_names(run), run.task.settings.depth, run.seed)):
+        cells = lines.setdefault(_line(run, runs), {})
+        cells.setdefault(run.task.settings.depth, []).append(run)
+    charts = {error: chart(lines, error) for error in ERRORS}
+    rows = [_row(line, depth, of) for line, cells in lines.items() for depth, of in cells.items()]
+    sentences = [
+        said for error in ERRORS for line, cells in lines.items() for said in trend(line, cells, error)
+    ]
+    return Comparison(charts, HEADER, rows, sentences)
+
+
+def _names(run: FinishedRun) -> tuple[str, str, str, str]:
+    """Activation, method, preset, and other settings of the task that differ from the preset standard."""
+    others = [
+        part for part in run.variant.split(",") if part.split("=")[0] not in ("depth", "activation", "")
+    ]
+    return run.task.settings.activation, run.method_identity, run.preset, ",".join(others)
+
+
+def _line(run: FinishedRun, runs: Sequence[FinishedRun]) -> str:
+    """The activation, and of the other names those in which the runs differ."""
+    differing = [len(set(parts)) > 1 for parts in zip(*map(_names, runs), strict=True)]
+    activation, *others = _names(run)
+    return ", ".join(
+        [activation, *(o for o, is_told in zip(others, differing[1:], strict=True) if is_told and o)]
+    )
+
+
+def is_mixed(runs: Sequence[FinishedRun]) -> bool:
+    """Whether all restarts of a cell have mixed."""
+    return all(run.metrics["mixed"] == 1 for run in runs)
+
+
+def trend(line: str, cells: Depths, error: str) -> list[str]:
+    """What the cells that have mixed say: the largest depth against the least, and every step between."""
+    name, unit = ERRORS[error]
+    mixed = [depth for depth in sorted(cells) if is_mixed(cells[depth])]
+    said = []
+    if left := [str(depth) for depth in sorted(cells) if depth not in mixed]:
+        said.append(
+            f"{line}: {name} at {', '.join(left)} hidden layers enters no trend: not all restarts mixed"
+        )
+    if len(mixed) < 2:
+        return [*said, f"{line}: {name} has no trend, for fewer than two depths have mixed"]
+    metric = f"{error}_error"  # which is never undefined
+    of = {depth: {run.seed: run.metrics[metric] or 0.0 for run in cells[depth]} for depth in mixed}
+    steps = [(mixed[0], mixed[-1]), *(pairwise(mixed) if len(mixed) > 2 else ())]
+    for low, high in steps:
+        change = intervals.differences(of[high], of[low])
+        if len(change) >= intervals.FEWEST:
+            difference = intervals.student(change)
+            said.append(
+                f"{line}: {name} with {high} hidden layers minus that with {low} is {difference:.4g} {unit}"
+                + difference.said("it rises with depth", "it falls with depth")
+            )
+    return said
+
+
+def _values(runs: Sequence[FinishedRun], metric: str) -> list[float]:
+    return [value for run in runs if (value := run.metrics[metric]) is not None]
+
+
+def _row(line: str, depth: int, runs: Sequence[FinishedRun]) -> list[str]:
+    """Of the table: means over the restarts."""
+
+    def mean(metric: str, form: str = ".4g") -> str:
+        values = _values(runs, metric)
+        return format(sum(values) / len(values), form)
+
+    cells = [line, str(depth), str(len(runs)), f"{sum(_values(runs, 'mixed')):.0f}"]
+    for error in ERRORS:
+        cells += [f"{intervals.student(_values(runs, f'{error}_error')):.4g}", mean(f"{error}_floor")]
+    cells += [mean("draws_per_weight", ".3g"), mean("components", ".2g")]
+    return cells + [mean(metric, ".1%") for metric in ("accuracy", "draw_accuracy", "acceptance")]
+
+
+def chart(lines: Mapping[str, Depths], error: str) -> Any:
+    """An error over depth, a colour per line, with its floor: Farquhar 2022, Fig. 3.2."""
+    import altair as alt
+
+    values = []
+    for line, cells in lines.items():
+        for depth, runs in cells.items():
+            for kind, metric in zip(KINDS, ("error", "floor"), strict=True):
+                found = intervals.Moments.of(_values(runs, f"{error}_{metric}"))
+                half = (found.sd or 0.0) / found.size**0.5
+                limits = {"centre": found.mean, "low": found.mean - half, "high": found.mean + half}
+                state = STATES[not is_mixed(runs)]
+                values.append({"line": line, "depth": depth, "kind": kind, "state": state, **limits})
+    name, unit = ERRORS[error]
+    colours = alt.Scale(domain=list(lines), range=[COLOURS[i % len(COLOURS)] for i in range(len(lines))])
+    stroke = alt.Stroke("line:N", title=None, scale=colours, legend=alt.Legend(symbolType="stroke"))
+    dash = alt.StrokeDash("kind:N", title=None, scale=alt.Scale(domain=KINDS, range=[[1, 0], [4, 4]]))
+    shape = alt.Shape("state:N", title=None, scale=alt.Scale(domain=STATES, range=["circle", "cross"]))
+    y = alt.Y("centre:Q", title=f"{name}, {unit}")
+
+    def layer(rows: Any) -> Any:
+        across = alt.X("depth:Q", title="hidden layers", axis=alt.Axis(tickMinStep=1, format=",d"))
+        return alt.Chart(alt.Data(values=list(rows))).encode(x=across)
+
+    drawn = [row for row in values if row["kind"] == KINDS[0]]
+    curves = [row for row in values if row["kind"] == KINDS[1] or row["state"] == STATES[0]]
+    band = alt.Fill("line:N", title=None, scale=colours)
+    layers = [
+        layer(row for row in drawn if row["state"] == STATES[0])
+        .mark_area(opacity=0.2)
+        .encode(y=alt.Y("low:Q", title=f"{name}, {unit}"), y2="high:Q", fill=band),
+        layer(curves).mark_line().encode(y=y, stroke=stroke, strokeDash=dash),
+        layer(drawn).mark_point(size=50).encode(y=y, stroke=stroke, shape=shape),
+    ]
+    title = [f"{name} over depth", intervals.CAPTIONS["standard_error"]]
+    return alt.layer(*layers).properties(title=titled(title), width=400, height=260)
