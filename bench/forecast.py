@@ -12,7 +12,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -23,9 +23,11 @@ from bench import job, trainer
 from bench.batches import most_rows
 from bench.contract import Budget, Method, Stored
 from bench.engine import Engine
-from bench.errors import BenchError
+from bench.errors import BenchError, UsageError
+from bench.fitting import Fits
 from bench.plan import Plan
 from bench.predictions import Prediction
+from bench.spreading import Part
 from bench.watch import Watch
 
 LONGEST = 50
@@ -72,31 +74,29 @@ def forecast(plan: Plan) -> Forecast:
     """
     made = job.make(plan)
     choice = made.choice
-    engine = Rehearsal(
-        choice.method.cls,
-        choice.method_settings,
-        plan.seed,
-        trainer=made.engine.options,
-        members=choice.method.members,
-    )
+    own = (choice.method.cls, choice.method_settings, plan.seed, made.engine.options, choice.method.members)
+    engine = Rehearsal(*own)
+    fits = engine.rehearsed
+    if engine.place.world > 1:
+        raise UsageError("--dry-run tells the cost on one device: leave --trainer.devices out")
     engine.check()
     began, unknown = time.perf_counter(), None
     try:
         arrays = made.protocol.run(engine)
         made.protocol.score(arrays | made.protocol.targets())
     except (Exception, SystemExit) as error:  # answers of the right shape are not those of a fit
-        if isinstance(error, BenchError) and not engine.sizes:
+        if isinstance(error, BenchError) and not fits.sizes:
             raise
         unknown = f"without fits the task went no further: {type(error).__name__}: {error}"
-    weights, parameters = max(engine.sizes, default=(0, 0))
+    weights, parameters = max(fits.sizes, default=(0, 0))
     return Forecast(
         weights,
         parameters,
         len(engine.fits),
         sum(fit["steps"] for fit in engine.fits),
-        engine.may_stop,
-        time.perf_counter() - began + engine.left_out,
-        engine.training,
+        fits.may_stop,
+        time.perf_counter() - began + engine.left_out + fits.left_out,
+        fits.training,
         engine.prediction,
         memory(engine.device),
         unknown,
@@ -155,46 +155,45 @@ class _Head(Stored):
         return self.examples.finish(inputs, uniforms)
 
 
-class Rehearsal(Engine):
-    """An engine that takes a few steps in place of every fit and says how long all would have taken."""
+class _Rehearsed(Fits):
+    """Takes a few steps in place of every fit and says how long all would have taken."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.sizes: list[tuple[int, int]] = []
-        self.left_out = self.training = self.prediction = 0.0
+        self.left_out = self.training = 0.0
         self.may_stop = False
         self._paces: dict[Any, _Pace] = {}
-        self._warm: set[Any] = set()
 
-    def _job(self, *args: Any) -> Any:
-        made = super()._job(*args)
+    def _job(self, part: Part, budget: Budget) -> Any:
+        made = super()._job(part, budget)
         method = made.method
         weights = sum(p.numel() for p in method.network.parameters())
         self.sizes.append((weights, sum(p.numel() for p in method.parameters() if p.requires_grad)))
         self.may_stop |= made.budget.patience is not None
         return made
 
-    def _run(self, lightning: Any, module: Any, watch: Watch, loader: Any, val: Any = None) -> None:
-        epochs, began = lightning.max_epochs, time.perf_counter()
+    def _run(self, job: Any, module: Any, watch: Watch, loader: Any, val: Any = None) -> None:
+        epochs, began = job.trainer.max_epochs, time.perf_counter()
         shapes = tuple(tuple(p.shape) for p in module.parameters())
         key = (type(module), shapes, len(loader), val is not None)
         if key not in self._paces and epochs:
-            self._paces[key] = self._pace(module, watch, loader, val)
+            self._paces[key] = self._pace(job, module, watch, loader, val)
         seconds = self._paces[key].seconds(epochs) if epochs else 0.0
         watch.steps = epochs * len(loader)
         self.training += seconds
         self.left_out += seconds - (time.perf_counter() - began)
 
-    def _pace(self, module: Any, watch: Watch, loader: Any, val: Any) -> _Pace:
+    def _pace(self, job: Any, module: Any, watch: Watch, loader: Any, val: Any) -> _Pace:
         """Times epochs of a few steps, the first of which is not counted."""
 
         def timed(epochs: int, steps: int, validates: bool = True) -> float:
-            own = Watch(self._stage, lambda *_: None, None, float("inf"), None, watch.probe, watch.copies)
+            own = Watch(job.part.stage, lambda *_: None, None, float("inf"), None, watch.probe, watch.copies)
             own.patience = epochs + 1 if watch.patience else None
-            lightning = trainer.make(self.options, Budget(epochs=epochs))
+            short = replace(job, trainer=trainer.make(self.options, Budget(epochs=epochs), self.place))
             began = time.perf_counter()
-            super(Rehearsal, self)._run(
-                lightning, module, own, _First(loader, steps), val if validates else None
+            super(_Rehearsed, self)._run(
+                short, module, own, _First(loader, steps), val if validates else None
             )
             return time.perf_counter() - began
 
@@ -205,6 +204,19 @@ class Rehearsal(Engine):
         epoch = (three - one) / 2
         validation = max(0.0, timed(1, 2) - again) if val is not None else 0.0
         return _Pace(max(0.0, one - epoch) + first - again, epoch * len(loader) / steps + validation)
+
+
+class Rehearsal(Engine):
+    """An engine whose fits are `_Rehearsed`, and that predicts the first inputs alone."""
+
+    def __init__(
+        self, method_class: type[Method], method_settings: Any, seed: int, options: Any, members: int
+    ) -> None:
+        super().__init__(method_class, method_settings, seed, trainer=options, members=members)
+        none = (None, self.options, float("inf"), self._tell)
+        self.rehearsed = self._fits = _Rehearsed(method_class, method_settings, seed, *none)
+        self.prediction = self.left_out = 0.0
+        self._warm: set[Any] = set()
 
     def predict(self, method: Method, inputs: Tensor | Stored, num_samples: int) -> Prediction:
         """Predictions of the first inputs, over and over."""

@@ -23,7 +23,7 @@ from bench.errors import BenchError
 
 ON = ("toy_regression", "split_digits", "singular_evidence")
 """Where methods are tried, each on the first that it accepts."""
-FIRST = ("radial", "map", "mfvi")
+FIRST = ("radial", "map", "mfvi", "none")
 """With what tasks are tried, each with the first that it accepts."""
 LINEAR = {"task_settings": {"model": "linear", "hidden": 4}}
 """Settings of the last of ON for methods that need a linear network."""

@@ -28,7 +28,7 @@ from bench import likelihoods, networks, priors
 from bench.batches import batches
 from bench.contract import Batch, Problem
 from bench.methods.map import MAP
-from bench.tasks.retinopathy import Eyes
+from bench.studies.eyes import Eyes
 
 BATCH, BATCHES = 16, 8
 IMAGES = BATCH * BATCHES

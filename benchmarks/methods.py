@@ -14,19 +14,16 @@ Networks: a small one that every method can hold, an MLP and a CNN.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import datetime
 import json
-import os
 import sys
 import time
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import torch
+from memory import peak as peak_of
 from timing import Step, interleaved, median, processor, ratio
-from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import TensorDataset
 
 from bench import likelihoods, networks, priors
@@ -98,26 +95,7 @@ def peak(step: Step, kept: list[torch.Tensor]) -> int:
     """Bytes of all tensors at the peak of a step."""
     for tensor in kept:
         tensor.grad = None
-    with quiet(), profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
-        step()
-    events = [e for e in watched.profiler.kineto_results.events() if e.name() == "[memory]"]  # type: ignore[union-attr]
-    now = largest = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        now += event.nbytes()
-        largest = max(largest, now)
-    return largest + sum(t.numel() * t.element_size() for t in kept)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """The profiler writes to the process's standard error: not while it runs."""
-    saved, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(nowhere)
+    return peak_of(step) + sum(t.numel() * t.element_size() for t in kept)
 
 
 def row(name: str, entry: Entry, rounds: int) -> dict:

@@ -56,9 +56,9 @@ def show_data(arguments: list[str]) -> int:
 
 def _known() -> dict[str, ModuleType]:
     """Data set -> the file that finds, gets and checks it."""
-    from bench import data, photographs, tables  # here, since data and tables need torch
+    from bench import cifar, data, photographs, tables  # here, since some need torch
 
-    return {name: module for module in (data, tables, photographs) for name in module.SOURCES}
+    return {name: module for module in (data, cifar, tables, photographs) for name in module.SOURCES}
 
 
 def _listed(data_dir: str | None) -> list[Row]:

@@ -62,8 +62,10 @@ def _question(task: Entry) -> str:
 
 
 def _of_task(task: Entry) -> tuple[str, str]:
-    """The name; its main metric and the capabilities that a method needs."""
+    """The name; its main metric and the capabilities that a method needs, or that METHOD is none."""
     needs = f"; needs {', '.join(task['needs'])}" if task["needs"] else ""
+    if task["closed_form"]:
+        needs = "; METHOD is none"
     ranked = "ranked by" if task["ranked"] else "not ranked; main metric"
     return task["name"], f"{ranked} {task['main_metric']}{needs}"
 

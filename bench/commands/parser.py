@@ -112,6 +112,8 @@ def add_method_and_task(parser: Parser) -> None:
     """Adds METHOD and TASK, whose names the shell completes."""
     for kind, known in (("method", registry.methods), ("task", registry.tasks)):
         help = f"name of a {kind} (bench list {kind}s) or package.module:Class"
+        if kind == "method":
+            help += f"; {registry.NONE} for a study in closed form"
         action = parser.add_argument(kind.upper(), help=help)
         vars(action)["completer"] = lambda known=known, **_: list(known())
 

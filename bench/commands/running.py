@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from bench import registry
-from bench.commands.formats import Format, Row, add_format, drawn, write
+from bench.commands.costing import tell_cost
+from bench.commands.formats import add_format, write
 from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, output
 from bench.commands.results import ASIDE, metric_rows, print_record
 from bench.errors import UsageError
@@ -139,30 +140,6 @@ def _refuse_unknown_flags(words: list[str], flags: Iterable[str]) -> None:
         for flag in flags:
             if flag.startswith("--") and flag not in parser.flags():
                 parser.error(f"unrecognized arguments: {flag}")
-
-
-def tell_cost(plan: Plan, form: Format) -> None:
-    """Prints what a run will cost; makes none."""
-    from bench.forecast import forecast
-
-    cost = forecast(plan)
-    if cost.unknown:
-        errors.print(f"bench: cannot tell the whole: {cost.unknown}", soft_wrap=True)
-    rows: list[Row] = [
-        {"what": "weights of the network", "value": cost.weights},
-        {"what": "trained parameters", "value": cost.parameters},
-        {"what": "fits", "value": cost.fits},
-        {"what": "training steps", "value": cost.steps},
-        {"what": "seconds", "value": round(cost.seconds, 1)},
-        {"what": "seconds of training", "value": round(cost.training, 1)},
-        {"what": "seconds of prediction", "value": round(cost.prediction, 1)},
-        {"what": "MiB of memory", "value": round(cost.memory / 2**20)},
-        {"what": "may stop earlier", "value": "yes" if cost.may_stop else "no"},
-    ]
-    if form == "table":
-        output.print(drawn(rows, output.width, str(plan)))
-    else:
-        write(rows, form)
 
 
 def run(arguments: list[str]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench import registry
+from bench.commands.costing import tell_costs
 from bench.commands.formats import Row, add_format, drawn, plain, write
 from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, folder, output
 from bench.errors import BenchError, Diverged, UsageError
@@ -60,6 +61,11 @@ def sweep(arguments: list[str]) -> int:
         action="store_true",
         help="run failed cells again, and replace finished runs whose preset has changed since",
     )
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="tell what the grid will cost, from a few steps of every cell; write nothing",
+    )
     add_format(parser)
     chosen = parser.parse_args(rest)
 
@@ -82,10 +88,12 @@ def sweep(arguments: list[str]) -> int:
             raise UsageError(f"--{str(error).removeprefix('--')}") from None
     else:
         raise UsageError("--grid, or --methods and --tasks, is required")
+    cells, twice = distinct(planned)
+    if twice is not None:
+        errors.print(twice, soft_wrap=True)
+    if chosen.dry_run:
+        return tell_costs(cells, chosen.workers, chosen.threads, chosen.format)
     with _on_workers(chosen) as run:
-        cells, twice = distinct(planned)
-        if twice is not None:
-            errors.print(twice, soft_wrap=True)
         for cell in cells:  # what can be refused is told before hours are spent on the others
             try:
                 cell.choice()

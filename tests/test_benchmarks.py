@@ -1,0 +1,201 @@
+"""The benchmarks' own rules, at sizes that measure nothing: no peer, no network, no accelerator is needed."""
+
+import importlib
+import importlib.metadata
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from bench import cli, networks
+
+BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def scripts():
+    """The modules of the folder, which import each other by their plain names."""
+    sys.path.insert(0, str(BENCHMARKS))
+    names = ("contenders", "memory", "peers", "gpu", "forecast")
+    yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.fixture
+def case(scripts):
+    """A convolutional network that takes microseconds, with goals."""
+    network = partial(nn.Sequential, nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(8, 1))
+    return scripts.peers.Case(
+        "tiny", network, (2, 4, 4), 3, (1, 2), {1: 1e9, 2: 1e-9}, 1, floor=1e9, prediction=1e9, points=5
+    )
+
+
+@pytest.mark.parametrize("path", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_every_script_finds_what_it_imports(scripts, path):
+    importlib.import_module(path.stem)
+
+
+# ---- peers
+
+
+def test_every_contender_is_measured_and_goals_are_held_against_bounds(scripts, case):
+    class Quick(scripts.contenders.Floor):
+        has_bound = False
+
+        def step(self):
+            """Nothing, faster than anybody."""
+
+    peers = {"stand-in": scripts.contenders.Floor, "quick": Quick}
+    found = scripts.peers.measure([case], peers, rounds=1)
+    everybody = ["stand-in", "quick", "floor", "floor", "mfvi", "radial"]
+    for samples in case.samples:
+        names = [row["contender"] for row in found["steps"] if row["samples"] == samples]
+        assert [name.partition(",")[0] for name in names] == everybody
+    names = [row["contender"].partition(",")[0] for row in found["predictions"]]
+    assert names == ["stand-in", "quick", "mfvi", "radial"]
+    assert {row["contender"] for row in found["memory"]} == set(everybody)
+    assert all(row["MiB"] > 0 for row in found["memory"])
+    verdicts = {(r["what"].partition(",")[0], r["goal"]): r["verdict"] for r in found["goals"]}
+    assert verdicts == {("step", 1e9): "hit", ("step", 1e-9): "missed", ("prediction", 1e9): "hit"}
+    against = {r["against"].partition(",")[0] for r in found["goals"] if r["what"].startswith("step")}
+    assert against == {"stand-in", "floor"}
+
+
+def test_a_goal_is_held_against_the_fastest_way_of_the_fastest_peer(scripts):
+    measured = {"mfvi": [2.0, 2.0, 2.2], "slow": [9.0, 9.0, 9.0], "fast": [4.0, 2.0, 4.0]}
+    found = scripts.peers.against(measured, "mfvi", ["slow", "fast"])
+    assert found == ("fast", 0.55)  # the median of 0.5, 1 and 0.55
+    assert scripts.peers.goal("x", "mfvi", 0.5, found)["verdict"] == "missed"
+    assert scripts.peers.goal("x", "mfvi", 0.55, found)["verdict"] == "hit"
+    assert scripts.peers.goal("x", "mfvi", 0.5, scripts.peers.against(measured, "mfvi", []))["verdict"] == (
+        "not measured"
+    )
+
+
+def test_of_several_ways_the_fastest_is_taken(scripts):
+    def work(size):
+        return lambda: sum(range(size))
+
+    chosen = scripts.peers.fastest({"a": {"": work(300_000), ", other": work(10)}, "b": {"": work(1)}})
+    assert list(chosen) == ["a, other", "b"]
+    assert all(lasts >= 0 for _, lasts in chosen.values())
+
+
+def test_replaced_layers_keep_the_shape_of_the_network(scripts):
+    def convolution(*shape, stride, padding):
+        return nn.Conv2d(*shape, stride=stride, padding=padding)
+
+    network = networks.small_vgg(2)
+    same = nn.Sequential(*scripts.contenders.layered(network, nn.Linear, convolution))
+    images = torch.zeros(1, 3, 32, 32)
+    for before, after in zip(network, same, strict=True):
+        assert before(images).shape == after(images).shape
+        images = before(images)
+
+
+def test_a_peer_that_cannot_be_used_is_named_with_the_reason(scripts, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ivon", None)
+    assert scripts.contenders.why_not("ivon-opt", {}).startswith("ModuleNotFoundError: import of ivon")
+    assert scripts.contenders.why_not("ivon-opt", {"ivon-opt": "no such release"}) == "no such release"
+
+
+def test_the_environment_sees_this_one_and_names_what_was_not_installed(scripts, tmp_path, monkeypatch):
+    commands = []
+
+    def install(command, **options):
+        commands.append(command)
+        fails = "bad" in command
+        return subprocess.CompletedProcess(command, int(fails), "", "x\nERROR: no such release\n")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(scripts.peers.subprocess, "run", install)
+        packages = {"good": ("needed",), "bad": ()}
+        python, errors = scripts.peers.environment(tmp_path / "env", packages)
+        assert scripts.peers.environment(tmp_path / "env", packages) == (python, errors)  # a second time
+    assert errors == {"bad": "ERROR: no such release"}
+    assert commands[0][-2:] == ["good", "needed"]
+    assert f"torch=={importlib.metadata.version('torch')}\n" in (tmp_path / "env" / "held.txt").read_text()
+    look = "import importlib.util as u, sys; print(sys.prefix, all(map(u.find_spec, ('torch', 'bench.cli'))))"
+    done = subprocess.run([str(python), "-c", look], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.split() == [str(tmp_path / "env"), "True"], done.stderr
+
+
+def test_memory_at_the_peak_counts_what_lives_at_a_time(scripts):
+    size = 2**20
+
+    def both():
+        return torch.ones(size), torch.ones(size)
+
+    def in_turn():
+        torch.ones(size)
+        torch.ones(size)
+
+    assert scripts.memory.peak(both) == pytest.approx(8 * size, rel=0.01)
+    assert scripts.memory.peak(in_turn) == pytest.approx(4 * size, rel=0.01)
+
+
+# ---- accelerators
+
+
+@pytest.mark.slow
+def test_all_that_an_accelerator_would_be_asked_runs_on_a_processor(scripts):
+    gpu = scripts.gpu
+    found = gpu.measure(gpu.TINY, gpu.Device("cpu"), minutes=5)
+    assert found["left_out"] == []
+    assert {row["method"] for row in found["steps"]} == set(gpu.METHODS)
+    assert {(row["network"], row["precision"]) for row in found["steps"]} == {
+        (gpu.TINY.nets[0].name, "32-true"),
+        (gpu.TINY.nets[1].name, "32-true"),
+        (gpu.TINY.nets[1].name, "bf16-mixed"),
+    }
+    assert {row["walk"] for row in found["walks"]} == {"loop", "vmap", "stacked"}
+    whole = found["trajectory"]
+    assert whole["stages"] == 3  # two points acquired, and one test
+    assert whole["hours_of_the_whole"] == pytest.approx(whole["seconds_per_stage"] * whole["of"] / 3600)
+
+
+def test_what_there_is_no_time_for_is_named(scripts):
+    found = scripts.gpu.measure(scripts.gpu.FULL, scripts.gpu.Device("cpu"), minutes=0)
+    assert not found["steps"]
+    assert {line.partition(",")[0] for line in found["left_out"]} == {"steps", "walks", "fits", "trajectory"}
+
+
+# ---- forecasts
+
+
+@pytest.mark.parametrize(
+    ("told", "measured", "may_stop", "hit"),
+    [
+        (15, 10, False, True),
+        (10, 15, False, True),
+        (15.1, 10, False, False),
+        (10, 15.1, False, False),
+        (90, 10, True, True),
+        (10, 15.1, True, False),
+    ],
+)
+def test_a_forecast_is_held_to_a_factor_both_ways(scripts, told, measured, may_stop, hit):
+    assert scripts.forecast.is_hit(told, measured, may_stop) is hit
+
+
+def test_a_forecast_is_compared_with_the_run(scripts, monkeypatch, capsys):
+    def in_this_process(arguments):
+        assert cli.main(["run", *arguments]) == 0
+        return capsys.readouterr().out, 2**30
+
+    monkeypatch.setattr(scripts.forecast, "call", in_this_process)
+    row = scripts.forecast.compare("tiny", "map toy_regression --preset smoke")
+    assert row["steps"] == row["steps_told"] > 0
+    assert row["mib"] == 1024
+    assert row["seconds_ratio"] == row["seconds_told"] / row["seconds"]
+    assert row["verdict"] in ("hit", "missed")
+
+
+def test_a_run_that_fails_ends_the_comparison_with_what_it_says(scripts):
+    with pytest.raises(SystemExit, match="exit code"):
+        scripts.forecast.call(["nosuch", "toy_regression"])
