@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from PIL import Image, ImageDraw
 
-from bench import figures, fundus_population, metrics, registry, runner, tune
+from bench import figures, fundus, fundus_population, metrics, registry, runner, tune
 from bench.comparison import by_task
 from bench.contract import CAPABILITIES, Comparison, FinishedRun
 from bench.diagnostics import mixed
@@ -38,7 +38,7 @@ from bench.studies.singular import table as singular_table
 from bench.tasks import gradient_variance, singular_evidence
 
 ROOT = Path(__file__).parent.parent
-SPEED = ROOT / "benchmarks" / "elbo_step.json"
+SPEED = ROOT / "benchmarks" / "peers.json"
 SMALL_FITS = ROOT / "benchmarks" / "small_fits.json"
 SPLIT_MNIST = ROOT / "docs" / "tasks" / "split_mnist.md"
 COSTS = ROOT / "benchmarks" / "methods.json"
@@ -117,6 +117,10 @@ def milliseconds_per_step(group: Group) -> str:
     return f"{1000 * sum(fit.seconds for fit in fits) / sum(fit.steps for fit in fits):.1f}"
 
 
+SHIFTED = [
+    *("nll", "nll_clean", "nll_scaled", "accuracy", "accuracy_clean"),
+    *("ece", "conformal_coverage", "ood_auroc"),
+]
 COLUMNS = {
     "split_mnist": ["average_accuracy", "minimum_learning_accuracy", "forgetting", "average_nll"],
     "toy_regression": ["gap_ratio", "gap_sd", "data_sd", "test_nll", "gap_nll", "wasserstein_to_reference"],
@@ -129,6 +133,9 @@ COLUMNS = {
         "information_over_entropy",
         "expected_cost",
     ],
+    "shift_digits": SHIFTED,
+    "shift_fashion_mnist": SHIFTED,
+    "shift_cifar10": SHIFTED,
 }
 """Metrics shown of each task."""
 
@@ -357,19 +364,16 @@ def continual_entropy() -> str:
 
 
 def continual_floor() -> str:
-    """Time of a training step against the plain network's (benchmarks/elbo_step.py), and in the runs."""
-    measured = {
-        (case["network"], case["samples"], case["method"]): case
-        for case in json.loads(SPEED.read_text())["cases"]
-    }
-    rows = []
+    """Time of a training step against the plain network's (benchmarks/peers.py), and in the runs."""
+    measured, rows = steps_measured(), []
     for task, network in (("split_mnist", "MLP 784-256-256-10"), ("permuted_mnist", "MLP 784-100-100-10")):
-        case = measured[network, 1, "mfvi"]
+        case = measured[network, 1]
         runs = list(of(task, "mfvi").values())
         rows.append(
-            [f"`{task}`", network, str(case["batch_size"])]
-            + [f"{case[name]:.1f}" for name in ("floor_milliseconds", "milliseconds")]
-            + [f"{case['ratio_to_floor']:.2f}", milliseconds_per_step(runs)]
+            [
+                *(f"`{task}`", network, str(case["batch"]), f"{case['floor']:.1f}", f"{case['mfvi']:.1f}"),
+                *(f"{case['mfvi'] / case['floor']:.2f}", milliseconds_per_step(runs)),
+            ]
         )
     header = ["task", "network", "batch", "floor, ms", "`mfvi`, ms", "/ floor", "ms per step within the runs"]
     return table(header, rows)
@@ -522,6 +526,33 @@ def gradient_variances() -> str:
         rows.append([name, str(len(group)), *cells, metric(group, "distance"), f"{minutes:.1f}"])
     header = ["method, task", "seeds", "variance at sigma 0.1", "at sigma 1", "rise", "cosine at 0.1", "at 1"]
     return table([*header, "distance, sigma", "minutes per run"], rows)
+
+
+# ---- closed forms and products
+
+
+def closed_form(task: str) -> str:
+    """Every metric of the committed run of a study in closed form."""
+    rows = [
+        [f"`{name}`", f"{run.metrics[name]:.4g}", metric.unit, metric.description]
+        for run in finished_runs(task)
+        for name, metric in run.task.spec.metrics.items()
+    ]
+    return or_none(["metric", "value", "unit", "what it is"], rows)
+
+
+def trained_products() -> str:
+    """What trained product matrices are like, by network."""
+    rows = []
+    for run in finished_runs("trained_product_matrix"):
+        cells = (run.metrics[name] for name in TRAINED)
+        shown = ["-" if value is None else f"{value:.3g}" for value in cells]
+        rows.append([run.task.title, f"`{run.method_identity}`", str(run.seed), *shown])
+    return or_none(["network", "method", "seed", *(f"`{name}`" for name in TRAINED)], sorted(rows))
+
+
+TRAINED = ("off_diagonal", "sharing_nothing", "distance", "multimodal", "units_on", "units_on_sd", "accuracy")
+"""Metrics shown of trained product matrices."""
 
 
 def truncation() -> str:
@@ -686,25 +717,33 @@ def spread_of_draws(task: str) -> str:
     return table([*header, *(f"D = {d:,}" for d in (200_704, 65_536, 2_560, 256, 10))], rows)
 
 
+def steps_measured() -> dict[tuple[str, int], dict[str, Any]]:
+    """By network and S what benchmarks/peers.py found of a training step: milliseconds, and the batch."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in json.loads(SPEED.read_text())["steps"]:
+        case = found.setdefault((row["network"], row["samples"]), {"batch": row["batch"]})
+        name = "floor" if row["contender"].startswith("floor") else row["contender"]
+        case[name] = min(row["milliseconds"], case.get(name, np.inf))
+    return found
+
+
 def speed() -> str:
-    """The committed measurement of benchmarks/elbo_step.py."""
+    """Goals of benchmarks/peers.py and what came out, and where it was measured."""
     measured = json.loads(SPEED.read_text())
     rows = [
         [
-            case["network"],
-            str(case["samples"]),
-            case["method"],
-            f"{case['milliseconds']:.1f}",
-            f"{case['floor_milliseconds']:.1f}",
-            f"{case['bayesian_torch_milliseconds']:.1f}",
-            f"{case['ratio_to_floor']:.2f}",
-            f"{case['ratio_to_bayesian_torch']:.2f}",
+            row["what"],
+            f"`{row['method']}`",
+            row["against"],
+            f"{row['ratio']:.2f}",
+            f"{row['goal']:.2f}",
+            row["verdict"],
         ]
-        for case in measured["cases"]
+        for row in measured["goals"]
     ]
-    header = ["network", "S", "method", "ms", "floor ms", "bayesian-torch ms", "/ floor", "/ bayesian-torch"]
-    where = f"{measured['date']}, {measured['device']}, one thread, torch {measured['torch']}."
-    return f"{table(header, rows)}\n\n{where}"
+    header = ["what", "method", "against", "ratio", "goal: at most", "verdict"]
+    others = ", ".join(f"{name} {v}" for name, v in measured["versions"].items() if name != "posterior-bench")
+    return f"{table(header, rows)}\n\n{measured['date']}, {measured['device']}, one thread; {others}."
 
 
 def method_list() -> str:
@@ -867,6 +906,29 @@ def robustness_table() -> str:
     return table(found.header, found.rows)
 
 
+def results_if_any(task: str) -> str:
+    """Main metrics of the committed runs of a task, if there are any."""
+    return results(task) if finished_runs(task) else "No run is committed yet."
+
+
+def fidelity() -> str:
+    """Distance of every method to the exact posterior, by task; last the floor."""
+    tasks = [name for name, entry in registry.tasks().items() if entry.file == "fidelity"]
+    cells: dict[str, dict[str, str]] = {}
+    floors = {}
+    for task in tasks:
+        for task_identity, method_identity, group in groups(task):
+            if task_identity == task and all(record.status == "completed" for _, record in group):
+                disagree = any(mixed(record.diagnostics) is False for _, record in group)
+                value = metric(group, "wasserstein") + (" (chains disagree)" if disagree else "")
+                cells.setdefault(method_identity, {})[task] = value
+                floors[task] = f"{group[0][1].metrics['wasserstein_floor']:.4f}"
+    rows = [[f"`{method}`", *(cells[method].get(task, "-") for task in tasks)] for method in sorted(cells)]
+    if rows:
+        rows.append(["floor: a second run of the reference", *(floors.get(task, "-") for task in tasks)])
+    return or_none(["method", *(f"`{task}`" for task in tasks)], rows)
+
+
 def said_if_any(task: str) -> str:
     """What `bench figures RUN.. --to DIR` says of the committed runs of a task."""
     return active_said(task) if finished_runs(task) else "No run is committed yet."
@@ -892,6 +954,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "retinopathy said": lambda: said_if_any("retinopathy_synthetic"),
     "robustness": robustness_table,
     "robustness said": lambda: said_if_any("retinopathy_robustness"),
+    "results shift_digits": lambda: results_if_any("shift_digits"),
+    "results shift_fashion_mnist": lambda: results_if_any("shift_fashion_mnist"),
+    "results shift_cifar10": lambda: results_if_any("shift_cifar10"),
+    "fidelity": fidelity,
     "chains toy_regression": lambda: chains("toy_regression"),
     "chains iris_depth": lambda: chains("iris_depth"),
     "continual runs": continual_runs,
@@ -911,6 +977,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "gradient variance": gradient_variances,
     "gradient variance said": lambda: active_said("gradient_variance"),
     "training dynamics": training_dynamics,
+    "invariance gap": lambda: closed_form("invariance_gap"),
+    "product matrix": lambda: closed_form("product_matrix"),
+    "trained product matrix": trained_products,
     "truncation": truncation,
     "singular rows": singular_rows,
     "singular claims": singular_claims,
@@ -933,7 +1002,7 @@ def page(text: str) -> str:
 
 
 def draw() -> None:
-    """Draws the figures of the pages, from the records of seed 0."""
+    """Draws the figures that a page shows, from the records of seed 0."""
     folder = ROOT / "docs" / "figures"
     identities = ("toy_regression", "toy_regression+layers=3")
     toys = [r for r in finished_runs("toy_regression") if r.task_identity in identities and not r.seed]
@@ -942,8 +1011,15 @@ def draw() -> None:
         figures.save({f"continual-{name}": chart}, folder, footer(runs))
     for task in ("active_mnist", "active_testing_mnist", "gradient_variance", "training_dynamics_digits"):
         figures.save(compared(task).charts, folder, footer(finished_runs(task)))
+    for run in finished_runs("invariance_gap", "product_matrix"):
+        drawn = run.task.figures(run.arrays)
+        shown = {f"{run.task_name}-{name}": chart for name, chart in drawn.items()}
+        figures.save(shown, folder, footer([run]))
+    if runs := finished_runs("trained_product_matrix"):
+        figures.save(compared("trained_product_matrix").charts, folder, footer(runs))
     for name, chart in singular_charts().items():
         figures.save({name: chart}, folder, figures.footer(singular_labels(name)))
+    fundus.contact_sheet().save(folder / "retinopathy" / "contact-sheet.png")
     if runs := finished_runs("retinopathy_synthetic"):
         figures.save(compared("retinopathy_synthetic").charts, folder, footer(runs))
         shown = next(run for run in runs if run.line == "radial")
@@ -956,6 +1032,10 @@ def draw() -> None:
         name = f"{run.task_identity}-{run.method_identity}-accuracy_matrix"
         if run.seed == 0 and name in SPLIT_MNIST.read_text():
             figures.save({name: run.task.figures(run.arrays)["accuracy_matrix"]}, folder, footer([run]))
+    shown = "".join(path.read_text() for path in (ROOT / "docs").rglob("*.md"))
+    for path in folder.glob("*.*"):
+        if f"figures/{path.name})" not in shown:
+            path.unlink()
 
 
 def main() -> int:
