@@ -1,4 +1,4 @@
-# make demo | test | test-fast | lint | clean
+# make demo | test | test-fast | test-ddp | lint | clean
 # Another interpreter: make test PYTHON=python3.12. More options for pytest: make test ARGS='-k radial -x'.
 
 PYTHON ?= python3
@@ -8,9 +8,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 # A process per core, of one thread; each file's tests are in one of them, since they share runs.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
-test test-fast: export OMP_NUM_THREADS := 1
+test test-fast test-ddp: export OMP_NUM_THREADS := 1
+# Tests start many processes: each would compile every source again.
+test test-fast test-ddp: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-fast lint clean
+.PHONY: help demo test test-fast test-ddp lint clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -18,6 +20,7 @@ help:
 	@echo 'make demo       install, then run radial on split_digits (a few seconds, no download of data)'
 	@echo 'make test       every test, with coverage of at least 90 %'
 	@echo 'make test-fast  every law once on every method, in under three minutes on two cores'
+	@echo 'make test-ddp   every method on every task in two and in three processes, beside one (an hour or more)'
 	@echo 'make lint       ruff, the wheel, and mypy on the wheel'
 	@echo 'make clean      remove everything that make made, $(VENV) too'
 
@@ -29,6 +32,9 @@ test: $(VENV)/.installed
 
 test-fast: $(VENV)/.installed
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow and not gpu' $(ARGS)
+
+test-ddp: $(VENV)/.installed
+	BENCH_TEST_DDP=1 $(BIN)/python -m pytest tests/test_ddp.py $(ARGS)
 
 # The source tree has the packages bench.methods, bench.tasks and bench.leaderboard in folders of
 # its root, where mypy does not look for them; so mypy reads the built wheel, away from the sources,

@@ -1,4 +1,7 @@
-"""Random changes of photographs that keep their label: flips, rotation, shift and zoom as one affine map.
+"""Random changes of photographs that keep their label.
+
+Of eyes (`photographs`): flips, rotation, shift and zoom as one affine map. Of things (`shifted`): a shift by
+whole pixels and a flip left to right.
 
 Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), appendix B.3: flip both ways,
 rotate by up to 180 degrees either way, pad by 0 to 5% and crop back to the size, crop to 90 to 110% of the
@@ -59,3 +62,35 @@ def photographs(images: Tensor, uniforms: Tensor | None, mean: Tensor, std: Tens
         grid = functional.affine_grid(affine(uniforms).to(inputs), list(inputs.shape), align_corners=False)
         inputs = functional.grid_sample(inputs, grid, align_corners=False)
     return (inputs - mean[:, None, None]) / std[:, None, None]
+
+
+NUM_UNIFORMS_OF_SHIFT = 3
+"""Uniform numbers on [0, 1) that one image takes in `shifted`."""
+
+FRAME = 4
+"""Black pixels around an image, from which a crop of its own size is cut."""
+
+
+def shifted(images: Tensor, uniforms: Tensor | None) -> Tensor:
+    """Images padded by black, cropped to their size at a random place, and mirrored or not.
+
+    The usual augmentation of CIFAR: He et al. 2016, "Deep Residual Learning for Image Recognition", section
+    4.2; Maddox et al. 2019 in its public code.
+
+    Args:
+        images: `[B, C, H, W]`.
+        uniforms: `[B, 3]`: place of the crop along x and along y, whether mirrored left to right; None
+            changes nothing.
+    """
+    if uniforms is None:
+        return images
+    height, width = images.shape[-2:]
+    padded = functional.pad(images, [FRAME] * 4)
+    place = (uniforms[:, :2].to(images.device) * (2 * FRAME + 1)).long()
+    columns = place[:, :1] + torch.arange(width, device=images.device)
+    rows = place[:, 1:] + torch.arange(height, device=images.device)
+    is_mirrored = uniforms[:, 2:].to(images.device) < 0.5
+    columns = torch.where(is_mirrored, columns.flip(1), columns)
+    of_image = torch.arange(len(images), device=images.device)[:, None, None]
+    # Indexed so, channels come last.
+    return padded[of_image, :, rows[:, :, None], columns[:, None, :]].movedim(-1, 1)

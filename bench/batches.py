@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -25,7 +27,7 @@ class _Ordered:
         size: Number of examples.
         batch_size: Examples per batch; None is all of them.
         seed: Of the orders; None keeps the data set's own order.
-        ranks: (rank, number of processes): every process takes its share of each epoch.
+        ranks: (rank, number of processes): every process takes its share of each batch.
         draws: Examples in an epoch of batches, permutation after permutation of the data; None is each once.
     """
 
@@ -39,9 +41,10 @@ class _Ordered:
     ) -> None:
         self.size, self.seed, self.ranks = size, seed, ranks
         self.draws = draws if draws and batch_size else size
-        self.rows = self.draws // ranks[1]
-        self.batch_size = min(batch_size or self.rows, self.rows)
+        self.batch_size = min(batch_size or self.draws, self.draws)
         self.epoch = 0
+        self.handed_out = (0, 0)
+        """Examples of the last batch: those of this process, and all."""
         if seed is not None:  # Lightning takes what has a sampler for a DataLoader, but for set_epoch
             self.sampler = self
 
@@ -50,15 +53,15 @@ class _Ordered:
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return -(-self.rows // self.batch_size)
+        return -(-self.draws // self.batch_size)
 
     @property
     def in_own_order(self) -> bool:
         """Whether every pass is that of the data set itself, in which nothing is drawn."""
-        return self.seed is None or (self.batch_size == self.rows == self.size and self.ranks[1] == 1)
+        return self.seed is None or self.batch_size == self.draws == self.size
 
     def order(self) -> Tensor:
-        """Rows of this process in this epoch, one after another; beyond the data set's size, pass by pass.
+        """Rows of this epoch, one after another; beyond the data set's size, pass by pass.
 
         The row r of pass p is given as p * size + r.
         """
@@ -67,8 +70,23 @@ class _Ordered:
         assert self.seed is not None
         generator, passes = randomness.generator(self.seed, self.epoch), -(-self.draws // self.size)
         drawn = [p * self.size + torch.randperm(self.size, generator=generator) for p in range(passes)]
+        return torch.cat(drawn)[: self.draws]
+
+    @property
+    def whole(self) -> Self:
+        """The batches of the present epoch with the shares of all processes."""
+        if self.ranks[1] == 1:
+            return self
+        found = copy.copy(self)
+        found.ranks = (0, 1)
+        return found
+
+    def share(self, rows: Tensor) -> Tensor:
+        """Of the rows of a batch those of this process; if there are none the first, which does not count."""
         rank, world = self.ranks
-        return torch.cat(drawn)[: self.draws][rank::world][: self.rows]
+        own = rows[rank::world]
+        self.handed_out = (len(own), len(rows))
+        return own if len(own) else rows[:1]
 
 
 class TensorBatches(_Ordered):
@@ -91,12 +109,13 @@ class TensorBatches(_Ordered):
         self.tensors = tensors
 
     def __iter__(self) -> Iterator[Batch]:
-        if self.in_own_order:
+        if self.in_own_order and self.ranks[1] == 1:
             for parts in zip(*(t.split(self.batch_size) for t in self.tensors), strict=True):
                 yield Batch(*parts)
             return
         for rows in (self.order() % self.size).split(self.batch_size):
-            yield Batch(*(t[rows] for t in self.tensors))
+            own = self.share(rows)
+            yield Batch(*(t[own] for t in self.tensors))
 
 
 class StoredBatches(_Ordered):
@@ -142,15 +161,17 @@ class StoredBatches(_Ordered):
         restored, self._restored = self._restored, {}
         self._done = restored["done"] if restored.get("epoch") == self.epoch else 0
         rows = list(self.order().split(self.batch_size))[self._done :]
+        own = [self.share(batch) for batch in rows]
         reader = DataLoader(
-            _Reads(self.examples, rows, (self.seed, self.epoch) if self.augment else None),
+            _Reads(self.examples, own, (self.seed, self.epoch) if self.augment else None),
             batch_size=None,
             num_workers=self.workers,
             pin_memory=self.device.type == "cuda",
             generator=torch.Generator().manual_seed(0),  # of the workers' seeds, from which nothing is drawn
         )
-        for inputs, targets, *uniforms in reader:
+        for batch, (inputs, targets, *uniforms) in zip(rows, reader, strict=True):
             self._done += 1
+            self.share(batch)
             moved = [part.to(self.device, non_blocking=True) for part in (inputs, *uniforms)]
             finished = self.examples.finish(moved[0], moved[1] if uniforms else None)
             yield Batch(finished, targets.to(self.device, non_blocking=True))

@@ -31,6 +31,9 @@ class Damaged(UsageError):
         super().__init__(f"{path} is damaged: {reason}; bench run --force makes the run anew")
         self.path = path
 
+    def __reduce__(self) -> tuple[type[Damaged], tuple[Path]]:
+        return Damaged, (self.path,)
+
 
 def save(content: dict[str, Any], path: Path) -> None:
     """Writes a checkpoint in one step: the file is whole or not there.
@@ -84,9 +87,7 @@ def keep(method: Method, fit: dict[str, Any], path: Path) -> None:
         fit: What the record says of the fit.
         path: Where to.
     """
-    checkpoint = {"state_dict": method.state_dict(), "fit": fit, "diverged": method.diverged}
-    method.on_save_checkpoint(checkpoint)
-    save(checkpoint, path)
+    save(content(method, fit), path)
     forget(partial(path))
 
 
@@ -99,11 +100,23 @@ def restore(method: Method, path: Path) -> dict[str, Any]:
     """
     checkpoint = read(path)
     with fitting(path):
-        method.load_state_dict(checkpoint["state_dict"])
-        method.on_load_checkpoint(checkpoint)
-        method.diverged = checkpoint["diverged"]
-        fit: dict[str, Any] = checkpoint["fit"]
-        return fit
+        return give(method, checkpoint)
+
+
+def content(method: Method, fit: dict[str, Any]) -> dict[str, Any]:
+    """All that a fit is, and what the record says of it."""
+    checkpoint = {"state_dict": method.state_dict(), "fit": fit, "diverged": method.diverged}
+    method.on_save_checkpoint(checkpoint)
+    return checkpoint
+
+
+def give(method: Method, content: dict[str, Any]) -> dict[str, Any]:
+    """Gives a method, new or of the same fit, a content; returns what the record says of the fit."""
+    method.load_state_dict(content["state_dict"])
+    method.on_load_checkpoint(content)
+    method.diverged = content["diverged"]
+    fit: dict[str, Any] = content["fit"]
+    return fit
 
 
 def name(count: int, stage: str) -> str:

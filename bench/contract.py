@@ -11,7 +11,7 @@ Units: every energy and log density is in nats; every share (accuracy, rate) is 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, Literal, Protocol, Self
@@ -76,6 +76,8 @@ class Method(Hooks, ABC):
     """What stands in for the posterior, in one line."""
     provides: frozenset[str] = frozenset()
     """Out of `CAPABILITIES`."""
+    data_parallel: ClassVar[bool] = True
+    """False where every step needs all data at once: one process then makes the fit, whatever the devices."""
     seed_matters: ClassVar[bool] = True
     """False where the fits of equal problems are equal under every seed."""
     fastest: ClassVar[tuple[Literal["compiled", "stacked"], ...]] = ()
@@ -115,6 +117,11 @@ class Method(Hooks, ABC):
     """Whether `loss_terms` runs under `torch.func.vmap` over copies and training has no hooks of its own."""
     extra_epochs: int = 0
     """Epochs on top of the budget (pretraining); the record's steps count them."""
+    num_chains: int = 1
+    """C, above 1 where the draws are those of C Markov chains: S of them, a multiple of C, in weights as in
+    predictions, are S / C of each in its own order, chain after chain."""
+    num_draws: int | None = None
+    """Draws that there are, of all chains together, which repeat where more are asked for; None: no end."""
     diverged: str | None = None
     """Why this fit is no posterior: its loss was not finite. `Engine.fit_many` sets it."""
     network: nn.Module
@@ -252,6 +259,15 @@ class Engine(Protocol):
         A fit that diverges gives a method whose `diverged` says why. Predicting with it ends the run.
         """
 
+    def fit_stages(
+        self, stages: list[str], pose: Callable[[int], Problem], budget: Budget
+    ) -> Iterator[Method]:
+        """A fit per stage, none of which needs another: `stage` and `fit` in turn, spread over the devices.
+
+        `pose(k)` gives the problem of stage k, from 0. Whatever is asked of the engine between two fits is
+        of the stage of the first.
+        """
+
     def fit_weighted(self, problem: Problem, weights: Tensor, budget: Budget) -> Method:
         """R fits of one problem that differ in the weights of its examples `[R, N]` alone, as one method.
 
@@ -311,9 +327,12 @@ class Task(ABC):
         """
         raise AttributeError(f"{type(self).__name__} has no data of its own")
 
-    @abstractmethod
     def problem(self) -> Problem:
-        """The first problem that the task poses; `bench.load` rebuilds a fitted method from it."""
+        """The first problem that the task poses; `bench.load` rebuilds a fitted method from it.
+
+        Every task has one but studies in closed form (`Spec.closed_form`).
+        """
+        raise AttributeError(f"{type(self).__name__} poses no problem")
 
     @abstractmethod
     def run(self, engine: Engine) -> Arrays:

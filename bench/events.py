@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from logging import Logger
 from typing import Any, Literal, NamedTuple
 
 Observer = Callable[[str, dict[str, Any]], None]
@@ -37,6 +38,26 @@ class Number(NamedTuple):
 def terms(values: dict[str, Any]) -> dict[str, float]:
     """What an event `steps` or `epoch` measured: the loss, its terms, what a probe saw."""
     return {name: value for name, value in values.items() if name not in _PLACE}
+
+
+def written(log: Logger) -> Observer:
+    """Writes every event into a log, but for those of single steps."""
+
+    def observe(event: str, values: dict[str, Any]) -> None:
+        if event != "steps":
+            log.info(" ".join([event, *(f"{name}={value}" for name, value in values.items())]))
+
+    return observe
+
+
+def noticing(notices: list[str]) -> Observer:
+    """Collects what is told to the user."""
+
+    def observe(event: str, values: dict[str, Any]) -> None:
+        if event == "notice":
+            notices.append(values["text"])
+
+    return observe
 
 
 class Reader:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bench import optimizers
+from bench.processes import from_first
 
 if TYPE_CHECKING:
     from bench.contract import Batch, Method, Problem, WeightDistribution
@@ -108,8 +109,8 @@ class Hooks(pl.LightningModule):
         """Called after an epoch's last step, before its validation and its checkpoint; does nothing here."""
 
     def agree(self, decision: bool) -> bool:
-        """The first process's decision, in all of them: each sees other losses and might decide otherwise."""
-        return bool(self.trainer.strategy.broadcast(decision))
+        """The first process's decision, in all of them: devices of other kinds round otherwise."""
+        return from_first(lambda: decision)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what the state dictionary does not hold."""

@@ -83,9 +83,11 @@ def _made() -> Index:
                 "main_metric": spec.main_metric,
                 "needs": sorted(spec.requires),
                 "ranked": spec.ranked,
+                "closed_form": spec.closed_form,
             }
         )
     settings = {"trainer": ["trainer", *(f"trainer.{field.name}" for field in fields(TrainerOptions))]}
+    settings[registry.NONE] = []
     for kind, known in (("method", registry.methods()), ("task", registry.tasks())):
         for name, entry in known.items():
             flags = [f"{kind}.{flag}" for flag in entry.flags()]

@@ -17,7 +17,6 @@ from bench.errors import UsageError
 from bench.plan import Plan
 from bench.registry import Choice
 from bench.settings import build
-from bench.trainer import ranks
 
 
 @dataclass(frozen=True)
@@ -45,10 +44,9 @@ class Job:
     def command(self) -> str:
         """The command line that makes the run again.
 
-        What torch and Lightning chose themselves is part of it: the number of threads and, once a fit has
-        begun, that of processes.
+        What torch and Lightning chose themselves is part of it: the numbers of threads and of processes.
         """
-        return self.plan.command(torch.get_num_threads(), ranks()[1] // self.engine.options.num_nodes)
+        return self.plan.command(torch.get_num_threads(), self.engine.place.local_world)
 
 
 def make(plan: Plan) -> Job:

@@ -137,14 +137,15 @@ def total_variation(log_probs: np.ndarray, reference: np.ndarray) -> float:
     return float(np.abs(np.exp(log_probs) - np.exp(reference)).sum(-1).mean() / 2)
 
 
-def wasserstein(draws: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    """2-Wasserstein distance per input, `[N]`, between the empirical distributions of `[S, N]` and `[R, N]`.
+def wasserstein(draws: np.ndarray, reference: np.ndarray, order: int = 2) -> np.ndarray:
+    """Wasserstein distance per input, `[N]`, between the empirical distributions of `[S, N]` and `[R, N]`.
 
-    Exact: in one dimension it is the L2 distance between the quantile functions, here step functions whose
-    steps lie at multiples of 1/S and 1/R. In the unit of the draws.
+    Exact: in one dimension it is the L1 (order 1) or L2 (order 2) distance between the quantile functions,
+    here step functions whose steps lie at multiples of 1/S and 1/R. In the unit of the draws.
     """
     first, second = (np.sort(x.astype(np.float64), axis=0) for x in (draws, reference))
     s, r = len(first), len(second)
     ends = np.union1d(np.arange(1, s + 1) * r, np.arange(1, r + 1) * s)  # whole multiples of 1/(S R)
     shares = np.diff(ends, prepend=0) / (s * r)
-    return np.sqrt(shares @ (first[(ends - 1) // r] - second[(ends - 1) // s]) ** 2)
+    apart = np.abs(first[(ends - 1) // r] - second[(ends - 1) // s])
+    return (shares @ apart**order) ** (1 / order)

@@ -67,7 +67,16 @@ def dropout_masks(network: nn.Module, generator: torch.Generator, shared: bool) 
             layer.source = None
 
 
-ACTIVATIONS = {"relu": nn.ReLU, "leaky_relu": nn.LeakyReLU, "tanh": nn.Tanh}
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "leaky_relu_0.5": partial(nn.LeakyReLU, 0.5),
+    "leaky_relu_0.95": partial(nn.LeakyReLU, 0.95),
+    "tanh": nn.Tanh,
+    "linear": nn.Identity,
+}
+_SLOPES = {"leaky_relu": 0.01, "leaky_relu_0.5": 0.5, "leaky_relu_0.95": 0.95, "linear": 1.0}
+"""Below 0, of activations that have one."""
 
 
 def he_initialise(network: nn.Sequential, negative_slope: float = 0.0) -> nn.Sequential:
@@ -102,7 +111,7 @@ def mlp(
         layers += [nn.Linear(previous, units), ACTIVATIONS[activation](), Dropout(dropout)]
         previous = units
     layers.append(nn.Linear(previous, outputs))
-    return he_initialise(nn.Sequential(*layers), 0.01 if activation == "leaky_relu" else 0.0)
+    return he_initialise(nn.Sequential(*layers), _SLOPES.get(activation, 0.0))
 
 
 def lenet(outputs: int = 10, dropout: float = 0.0) -> nn.Sequential:
@@ -129,6 +138,27 @@ def lenet(outputs: int = 10, dropout: float = 0.0) -> nn.Sequential:
             nn.Linear(128, outputs),
         )
     )
+
+
+def small_cnn(inputs: int = 1, outputs: int = 10, channels: int = 16, dropout: float = 0.0) -> nn.Sequential:
+    """Three convolutions 3x3 for images `[B, inputs, H, W]` of at least 4 pixels; logits `[B, outputs]`.
+
+    They have C, 2 C and 4 C maps, each with ReLU; max pool 2 after the first two, the mean of every map after
+    the third; linear. Dropout drops whole feature maps after every convolution.
+
+    Args:
+        inputs: Channels of an image.
+        outputs: Number of logits.
+        channels: C.
+        dropout: Rate of dropout.
+    """
+    layers: list[nn.Module] = []
+    previous = inputs
+    for maps in (channels, 2 * channels, 4 * channels):
+        layers += [nn.Conv2d(previous, maps, 3, padding=1), Dropout(dropout, channels=True), nn.ReLU()]
+        layers.append(nn.MaxPool2d(2) if maps < 4 * channels else nn.AdaptiveAvgPool2d(1))
+        previous = maps
+    return he_initialise(nn.Sequential(*layers, nn.Flatten(), nn.Linear(previous, outputs)))
 
 
 def nearest_channels(make: Callable[[int], nn.Module], channels: int, width: float) -> int:

@@ -106,7 +106,9 @@ class Problem:
     `train` and `val` hold examples `(input, target)` or `(input, target, weight)`, or `Stored` ones.
     `num_train` is the number of examples that the likelihood counts (rows, not their weights). With
     `equal_parameters` methods are compared at equal numbers of trained parameters: one that trains k per
-    weight gets a network of width k^-1/2 (`bench.contract.Method.made_for`).
+    weight gets a network of width k^-1/2 (`bench.contract.Method.made_for`). `starts_from` gives the weights,
+    name -> tensor, from which all chains of a sampler start; None leaves each at a fresh network of its own.
+    Methods without chains do not look at it.
     """
 
     network: NetworkFactory
@@ -116,6 +118,7 @@ class Problem:
     val: TensorDataset | Stored | None
     num_train: int
     equal_parameters: bool = False
+    starts_from: Callable[[], Mapping[str, Tensor]] | None = None
 
 
 @dataclass(frozen=True)

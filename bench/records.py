@@ -251,7 +251,7 @@ def write_arrays(directory: Path, arrays: Arrays) -> None:
     """
     if (found := next(hidden(list(arrays)), None)) is not None:
         raise ValueError(f"an array is named '{found}'")
-    contiguous = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
+    contiguous = {name: np.asarray(array, order="C") for name, array in sorted(arrays.items())}
     write(directory / "arrays.safetensors", safetensors.numpy.save(contiguous))
 
 

@@ -38,6 +38,8 @@ TUNED = Path(__file__).parent / "presets" / "tuned"
 """Folder of what `bench tune` found: `<task>/<method>.json`."""
 FULL_PRECISION = "32-true"
 """What identities take for granted: Lightning's name for training in float32 throughout."""
+NONE = "none"
+"""What a study in closed form has in place of a method; `methods()` does not list it."""
 _LONGEST_IDENTITY = 120
 Tuning = Literal["published", "tuned", "untuned"]
 """Where the settings of a method come from."""
@@ -63,7 +65,8 @@ def refuse_unknown(method: str, task: str) -> None:
         UsageError: If a name is neither declared nor that of a user's own class; names the nearest.
     """
     for kind, name, known in (("method", method, methods()), ("task", task, tasks())):
-        if ":" not in name and not known.may_hold(name):
+        is_none = (kind, name) == ("method", NONE)
+        if ":" not in name and not is_none and not known.may_hold(name):
             raise _unknown(name, kind, known)
 
 
@@ -165,9 +168,15 @@ def _find(name: str, kind: str, known: Entries) -> Entry:
 def method(name: str) -> Entry:
     """The method of this name, or of this `package.module:Class` that `import_own` has imported.
 
+    `NONE` gives an entry too, so that runs of studies in closed form are read like all others.
+
     Raises:
         UsageError: If there is none; names the nearest.
     """
+    if name == NONE:
+        from bench import closed_form  # here, since it needs torch
+
+        return entry_of(NONE, closed_form.Nothing, {}, NONE, closed_form)
     return _find(name, "method", methods())
 
 
@@ -328,7 +337,8 @@ def choose(
     The precision of training is part of the method's identity, and no setting of the method.
 
     Raises:
-        UsageError: If a name, a preset or a value is wrong, or the method lacks what the task needs.
+        UsageError: If a name, a preset or a value is wrong, the method lacks what the task needs, or a study
+            in closed form is to have a method, or any other task none.
     """
     m, t = with_members(method(method_name), members), task(task_name)
     preset_m, preset_t, tuning = preset_values(m, t, preset)
@@ -344,7 +354,14 @@ def choose(
     if chosen_m != build(m.cls.settings_class, preset_m, "method"):
         tuning = "untuned"
     with defects(f"the spec of {t.name}"):
-        requires = t.cls(chosen_t).spec.requires
+        spec = t.cls(chosen_t).spec
+        requires, closed_form = spec.requires, spec.closed_form
+    if closed_form and (m.name != NONE or m.members > 1):
+        raise UsageError(
+            f"{t.name} is a study in closed form, which fits nothing: give METHOD none, without --members"
+        )
+    if m.name == NONE and not closed_form:
+        raise UsageError(f"{t.name} needs a method, none is for studies in closed form: bench list methods")
     lacking = sorted(requires - m.provides)
     if lacking:
         able = [name for name, entry in methods().items() if not requires - entry.provides]

@@ -1,4 +1,4 @@
-"""ResNet-50 with filter response normalisation: no statistics of a batch, so an example's output is its own.
+"""Residual networks with filter response normalisation: no statistics of a batch, so an output is its own.
 
 Source: He et al. 2016, "Deep Residual Learning for Image Recognition"; Singh and Krishnan 2020, "Filter
 Response Normalization Layer: Eliminating Batch Dependence in the Training of Deep Neural Networks".
@@ -84,12 +84,23 @@ class Bottleneck(nn.Module):
             *_convolution(channels, outputs, 1),
         )
         same = inputs == outputs and stride == 1
-        self.shortcut = nn.Sequential(*([] if same else _convolution(inputs, outputs, 1, stride)))
+        self.shortcut = nn.Sequential(
+            *([] if same else [_thinned(stride), *_convolution(inputs, outputs, 1)])
+        )
         self.activation = ThresholdedLinear(outputs)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """The activation of shortcut plus residual."""
         return self.activation(self.shortcut(inputs) + self.residual(inputs))
+
+
+def _thinned(stride: int) -> nn.Module:
+    """Every stride-th pixel.
+
+    A convolution 1x1 of that stride would do the same, but in channels-last order torch 2.15 ends the process
+    in its gradient, on a CPU and below eight channels.
+    """
+    return nn.AvgPool2d(1, stride)
 
 
 def _convolution(inputs: int, outputs: int, size: int, stride: int = 1) -> list[nn.Module]:
@@ -127,3 +138,69 @@ def resnet50_frn(channels: int = 64, dropout: float = 0.0, width: float = 1.0) -
     """
     make = partial(_resnet50, dropout)
     return he_initialise(make(nearest_channels(make, channels, width)))
+
+
+class PreActivation(nn.Module):
+    """A pre-activation block of two 3x3 convolutions: `[B, C, H, W]` to `[B, D, H / stride, W / stride]`.
+
+    Args:
+        inputs: C.
+        outputs: D.
+        stride: Of the first convolution, and of the shortcut where the shape changes.
+        dropout: Rate of dropout of whole maps, before the second convolution.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int, dropout: float) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            *_activation(inputs),
+            nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False),
+            *_activation(outputs),
+            Dropout(dropout, channels=True),
+            nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
+        )
+        same = inputs == outputs and stride == 1
+        thinned = [_thinned(stride), nn.Conv2d(inputs, outputs, 1, bias=False)]
+        self.shortcut = nn.Sequential(*([] if same else thinned))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Shortcut plus residual."""
+        return self.shortcut(inputs) + self.residual(inputs)
+
+
+def _activation(channels: int) -> list[nn.Module]:
+    return [FilterResponseNorm(channels), ThresholdedLinear(channels)]
+
+
+def preresnet_frn(
+    depth: int, outputs: int = 10, channels: int = 16, dropout: float = 0.0, inputs: int = 3
+) -> nn.Sequential:
+    """PreResNet with filter response normalisation for images `[B, inputs, H, W]`; logits `[B, outputs]`.
+
+    A convolution, three stages of (depth - 2) / 6 blocks of two convolutions with C, 2 C and 4 C maps, and a
+    linear layer. At depth 2 the stages have no block, so the linear layer sees the C maps of the convolution.
+
+    Source: He et al. 2016, "Identity Mappings in Deep Residual Networks"; Maddox et al. 2019, public code.
+    There depth 2 gets one block a stage, which makes it the network of depth 8. Initial weights are He's by
+    fan in; there by fan out.
+
+    Args:
+        depth: 2, 8, 14, ...: number of convolutions on the main path, and the linear layer.
+        outputs: Number of logits.
+        channels: C.
+        dropout: Rate of dropout of whole maps, in every block before its second convolution.
+        inputs: Channels of an image.
+
+    Raises:
+        ValueError: No network of this kind has such a depth.
+    """
+    if depth < 2 or (depth - 2) % 6:
+        raise ValueError(f"depth must be 2, 8, 14, ..., got {depth}")
+    layers: list[nn.Module] = [nn.Conv2d(inputs, channels, 3, padding=1, bias=False)]
+    previous, blocks = channels, (depth - 2) // 6
+    for stage, maps in enumerate((channels, 2 * channels, 4 * channels)):
+        for block in range(blocks):
+            layers.append(PreActivation(previous, maps, 2 if stage and not block else 1, dropout))
+            previous = maps
+    layers += [*_activation(previous), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(previous, outputs)]
+    return he_initialise(nn.Sequential(*layers))

@@ -12,21 +12,21 @@ import logging
 import math
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-from bench import checkpoints, figures, loggers, records, registry
+from bench import checkpoints, figures, loggers, processes, records, registry
 from bench.claim import Claim, claimed, log_file
 from bench.contract import Arrays, FinishedRun, Method, Row, Task
 from bench.data import array_digest
 from bench.engine import Engine
 from bench.ensemble import Ensemble
 from bench.errors import BenchError, Diverged, OutputError, UsageError
-from bench.events import Observer
+from bench.events import Observer, noticing, written
 from bench.job import Job, made_already, make
 from bench.plan import Options, Plan, shown
 from bench.settings import build
@@ -82,29 +82,68 @@ run.__signature__ = shown(run)  # type: ignore[attr-defined]  # for `help`; edit
 def execute(plan: Plan, observers: tuple[Observer, ...] = ()) -> Run:
     """Runs a plan; see `run`."""
     job = make(plan)
-    if (record := made_already(job)) is not None:
+    place = job.engine.place
+    starts = place.starts_others or place.world == 1  # processes that may be started in vain
+    if starts and (record := made_already(job)) is not None:
         return _as_it_is(job, record, observers)
-    if job.engine.check() > 0:
-        _compute(job.protocol, job.engine)
-        return Run(job.directory, is_first_process=False)
+    job.engine.check()
+    if plan.threads is None:
+        processes.divide_threads(place)
+    with processes.running():
+        if place.world > 1 and (record := processes.from_first(lambda: made_already(job))) is not None:
+            return _as_it_is(job, record, observers)
+        return _first(job, observers) if place.rank == 0 else _further(job)
+
+
+def _first(job: Job, observers: tuple[Observer, ...]) -> Run:
+    """The run in the first process, which alone writes what the run leaves; checkpoints of fits apart."""
     notices: list[str] = []
-    with (
-        claimed(job.directory, job.fingerprint, plan.force) as claim,
-        log_file(job.directory / "log.txt") as log,
-        _observed(job, (claim.observe, *observers, _noticing(notices), _logging(log))) as tell,
-    ):
+    opened: list[Any] = []
+    with ExitStack() as stack:
+
+        def begin() -> None:
+            claim = stack.enter_context(claimed(job.directory, job.fingerprint, job.plan.force))
+            log = stack.enter_context(log_file(job.directory / "log.txt"))
+            observing = (claim.observe, *observers, noticing(notices), written(log))
+            opened.extend((claim, log, stack.enter_context(_observed(job, observing))))
+
+        processes.from_first(begin)
+        claim, log, tell = opened
         log.info(job.command)
         outcome = _outcome(job, claim, log)
-        record = _record(job, outcome)
-        _write(job, outcome, record, log, tell)
-        tell("record", {"directory": str(job.directory)})
-        claim.marker.unlink(missing_ok=True)
-        log.info(f"{outcome.status} in {outcome.seconds:.1f} s: {record.metrics}")
-        if (failure := outcome.failure) is not None:
-            where = f"the traceback is in {job.directory}/log.txt"
-            hint = where if outcome.status == "failed" else f"recorded in {job.directory}"
-            raise type(failure)(f"{failure}; {hint}")
+        ending = partial(_end, job, outcome, claim, log, tell)
+        if outcome.status == "failed":  # the further processes have ended by the same defect
+            ending()
+        processes.from_first(ending)
     return Run(job.directory, notices=tuple(notices))
+
+
+def _end(job: Job, outcome: _Outcome, claim: Claim, log: logging.Logger, tell: Observer) -> None:
+    """Writes what the run leaves; raises what it failed by."""
+    record = _record(job, outcome)
+    _write(job, outcome, record, log, tell)
+    tell("record", {"directory": str(job.directory)})
+    claim.marker.unlink(missing_ok=True)
+    log.info(f"{outcome.status} in {outcome.seconds:.1f} s: {record.metrics}")
+    if (failure := outcome.failure) is not None:
+        where = f"the traceback is in {job.directory}/log.txt"
+        hint = where if outcome.status == "failed" else f"recorded in {job.directory}"
+        raise type(failure)(f"{failure}; {hint}")
+
+
+def _further(job: Job) -> Run:
+    """The run in a further process, which computes along."""
+    processes.from_first(lambda: None)  # the directory is claimed
+    try:
+        _compute(job.protocol, job.engine)
+    except Diverged:  # as the first process has: it writes the record, and tells
+        pass
+    except Exception as error:
+        if not isinstance(error, BenchError):
+            processes.report(error)
+        raise
+    processes.from_first(lambda: None)  # all is written
+    return Run(job.directory, is_first_process=False)
 
 
 def load(run: str | Path, data_dir: str | None = None, imports: tuple[str, ...] = ()) -> Method:
@@ -232,22 +271,6 @@ def _as_it_is(job: Job, record: records.Record, observers: tuple[Observer, ...])
     return Run(job.directory, notices=(told,))
 
 
-def _logging(log: logging.Logger) -> Observer:
-    def observe(event: str, values: dict[str, Any]) -> None:
-        if event != "steps":
-            log.info(" ".join([event, *(f"{name}={value}" for name, value in values.items())]))
-
-    return observe
-
-
-def _noticing(notices: list[str]) -> Observer:
-    def observe(event: str, values: dict[str, Any]) -> None:
-        if event == "notice":
-            notices.append(values["text"])
-
-    return observe
-
-
 @contextmanager
 def _observed(job: Job, observers: tuple[Observer, ...]) -> Iterator[Observer]:
     """Has the observers told of the run, and the plan's loggers; gives who tells them."""
@@ -315,7 +338,9 @@ def _outcome(job: Job, claim: Claim, log: logging.Logger) -> _Outcome:
         scores = records.split_metrics(job.protocol.score(arrays), job.protocol.spec)
     except Diverged as error:
         return _Outcome("diverged", claim.seconds, error, arrays, digest)
-    except BenchError:
+    except BenchError as error:
+        if isinstance(error, processes.Lost):
+            log.error(traceback.format_exc())
         raise
     except (Exception, SystemExit) as error:  # a method that ends the process has a defect like any other
         log.error(traceback.format_exc())

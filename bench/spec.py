@@ -58,7 +58,8 @@ class Spec:
     `baseline` and `reference` are the anchors of a ranked task: identities of two methods, the second known
     to be better here, that stand at 0 and 1 where scores of several tasks are averaged. `self_reported` names
     the metrics that rest on a number which the method says of itself, such as its log density, and nobody
-    can compute again from predictions.
+    can compute again from predictions. A study in `closed_form` fits nothing: its METHOD is `none`,
+    and none of its numbers depends on data.
     """
 
     question: str
@@ -74,6 +75,7 @@ class Spec:
     baseline: str | None = None
     reference: str | None = None
     self_reported: frozenset[str] = frozenset()
+    closed_form: bool = False
 
 
 Axis = int | str

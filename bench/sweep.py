@@ -206,9 +206,7 @@ def run_cell(cell: Plan, observers: tuple[runner.Observer, ...] = ()) -> Outcome
     """
     if (known := settled(cell)) is not None:
         return known
-    if torch.cuda.device_count() > 1:
-        # Lightning would start further processes for further devices, each a whole sweep.
-        cell = replace(cell, trainer={**cell.trainer, "devices": 1})
+    cell = on_one_device(cell)
     began: list[str] = []
     directory = directory_of(cell)
     try:
@@ -220,6 +218,12 @@ def run_cell(cell: Plan, observers: tuple[runner.Observer, ...] = ()) -> Outcome
             return Outcome(cell, directory, None, error, bool(began))
         record = read_record(directory)  # diverged or failed
     return Outcome(cell, directory, record, began=bool(began))
+
+
+def on_one_device(cell: Plan) -> Plan:
+    """The cell as a sweep runs it: Lightning would start a process per device, each of them a whole sweep."""
+    several = torch.cuda.device_count() > 1
+    return replace(cell, trainer={**cell.trainer, "devices": 1}) if several else cell
 
 
 def settled(cell: Plan) -> Outcome | None:

@@ -1,11 +1,11 @@
 """Lightning's Trainer as the engine uses it: its options, one per fit, and what a fit needs around it.
 
-A second `fit` on one Trainer silently does nothing, so every fit gets a Trainer of its own.
+A second `fit` on one Trainer silently does nothing, so every fit gets a Trainer of its own. It knows of one
+device: what several processes do together is in `bench.processes`, and in `bench.watch` where they train.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import logging
 import os
@@ -15,13 +15,14 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
-import torch.distributed
+from pytorch_lightning.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.trainer.connectors import callback_connector
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
@@ -29,6 +30,7 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 from bench.checkpoints import fitting, forget, read, save
 from bench.contract import Budget
 from bench.errors import UsageError
+from bench.processes import Place, from_first
 from bench.settings import Count, Whole, settings
 from bench.watch import Watch
 
@@ -37,6 +39,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 _RESTORED = ("state_dict", "loops", "callbacks", "optimizer_states", "lr_schedulers")
 """What Lightning restores of an unfinished fit."""
+
+_TORCHRUN = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+"""Variables that torchrun sets."""
 
 if not torch.cuda.is_available():
     # Set by Lightning: torch then looks for NVIDIA's library whenever asked for a GPU, by Adam at every step.
@@ -52,9 +57,10 @@ class TrainerOptions:
     accelerator: str = "auto"
     """Kind of device: auto, cpu, gpu, ..."""
     devices: int | Literal["auto"] = "auto"
-    """How many devices; on a CPU auto is one process."""
+    """How many devices of each machine, a process for each; on a CPU auto is one process, under torchrun as
+    many as it has started."""
     strategy: str = "auto"
-    """How several devices share a fit: auto, ddp, ..."""
+    """How several devices share a fit: ddp, by examples; auto is the same."""
     num_nodes: Count = 1
     """Number of machines."""
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
@@ -78,14 +84,50 @@ def reads_ahead(options: TrainerOptions, device: torch.device) -> int:
     return 0 if device.type == "cpu" else 4
 
 
-def make(options: TrainerOptions, budget: Budget) -> pl.Trainer:
-    """A Trainer for one fit.
+def place(options: TrainerOptions) -> Place:
+    """Where this process stands among those of a run: as torchrun, Slurm or LOCAL_RANK say.
 
     Raises:
-        UsageError: If Lightning does not accept the options; in one line.
+        UsageError: If Lightning does not accept the options, or others have started another number of
+            processes; in one line.
     """
+    trainer = _trainer(options)
+    strategy: Any = trainer.strategy
+    if options.strategy not in ("auto", "ddp"):
+        raise UsageError(f"--trainer.strategy {options.strategy}: several devices share a fit by ddp alone")
+    if trainer.world_size == 1:
+        return Place(0, 1, 0, 1, strategy.root_device)
+    around, local_world = strategy.cluster_environment, strategy.num_processes
+    with _as_usage_error():
+        around.validate_settings(num_devices=local_world, num_nodes=options.num_nodes)
+    return Place(
+        trainer.global_rank,
+        trainer.world_size,
+        around.local_rank(),
+        local_world,
+        strategy.root_device,
+        around.main_address,
+        around.main_port,
+        around.creates_processes_externally,
+    )
+
+
+def make(options: TrainerOptions, budget: Budget, place: Place) -> pl.Trainer:
+    """A Trainer for one fit on the device of this process."""
+    if place.world == 1:
+        return _trainer(options, max_epochs=budget.epochs)
+    devices: Any = [place.device.index] if place.device.type == "cuda" else 1
+    own = replace(options, devices=devices, num_nodes=1, strategy="auto")
+    return _trainer(own, [LightningEnvironment()], max_epochs=budget.epochs)
+
+
+def _trainer(options: TrainerOptions, plugins: list[Any] | None = None, max_epochs: int = 1) -> pl.Trainer:
     on_cpu = options.accelerator in ("auto", "cpu") and not torch.cuda.is_available()
-    devices = 1 if options.devices == "auto" and on_cpu else options.devices
+    devices: Any = options.devices
+    if devices == "auto" and (on_cpu or options.accelerator == "cpu"):
+        devices = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if plugins is None:  # these variables are torchrun's, whoever has set them
+        plugins = [TorchElasticEnvironment()] if os.environ.keys() >= _TORCHRUN else []
     with warnings.catch_warnings(), _as_usage_error(), _own_callbacks_alone():
         warnings.filterwarnings("ignore", module="pytorch_lightning")
         trainer = pl.Trainer(
@@ -94,14 +136,14 @@ def make(options: TrainerOptions, budget: Budget) -> pl.Trainer:
             strategy=options.strategy,
             num_nodes=options.num_nodes,
             precision=options.precision,
-            max_epochs=budget.epochs,
+            max_epochs=max_epochs,
             logger=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
             use_distributed_sampler=False,
-            plugins=[_Checkpoints()],
+            plugins=[_Checkpoints(), *plugins],
         )
     if trainer.precision != options.precision:
         given = f"--trainer.precision {options.precision}"
@@ -127,55 +169,21 @@ def fit(trainer: pl.Trainer, module: pl.LightningModule, watch: Watch, loader: A
     keep_memory()
     callbacks: list[Any] = vars(trainer)["callbacks"]  # untyped there
     callbacks.append(watch)
-    resume = watch.resume
+    resume = from_first(lambda: watch.resume)
     with warnings.catch_warnings(), _interruptible(trainer), _restored(watch, resume):
         warnings.filterwarnings("ignore", module="pytorch_lightning")
         trainer.fit(module, loader, val, ckpt_path=resume, weights_only=True if resume else None)
     module.trainer = None
-    if ranks()[1] > 1:
-        _leave_at_exit()
-
-
-def gathered(pieces: dict[int, Any]) -> dict[int, Any]:
-    """Numbered pieces of all processes, each of which has made some of them."""
-    world = ranks()[1]
-    if world == 1:
-        return pieces
-    of_each: list[Any] = [None] * world
-    torch.distributed.all_gather_object(of_each, pieces)
-    return {number: piece for part in of_each for number, piece in part.items()}
-
-
-def ranks() -> tuple[int, int]:
-    """(rank, number of processes) of this process."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
-
-
-@cache
-def _leave_at_exit() -> None:
-    """Has this process leave the others before it ends.
-
-    Threads of gloo that still stand when a process ends may abort it, with its work done and exit code 0
-    due (https://github.com/pytorch/pytorch/issues/190489); Lightning then kills the first process too.
-    """
-
-    def leave() -> None:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
-
-    atexit.register(leave)
 
 
 class _Checkpoints(CheckpointIO):
-    """Has Lightning write and read the checkpoints of unfinished fits like all others."""
+    """Has Lightning write and read the checkpoints of unfinished fits like all others: by one process."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        save(checkpoint, Path(path))
+        from_first(lambda: save(checkpoint, Path(path)))
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: Any = True) -> Any:
-        checkpoint = read(Path(path))
+        checkpoint = from_first(lambda: read(Path(path)))
         with fitting(Path(path)):  # what is not there Lightning leaves as it is, without a word
             return checkpoint | {name: checkpoint[name] for name in _RESTORED}
 

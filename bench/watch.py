@@ -15,6 +15,7 @@ from torch import Tensor
 from bench import checkpoints
 from bench.contract import Batch
 from bench.errors import Diverged
+from bench.processes import average_gradients, from_each, from_first, ranks, sum_up
 
 STEPS_TOLD = 50
 """Training steps whose mean is told at once: to log every step would take longer than many a step."""
@@ -23,7 +24,9 @@ STEPS_TOLD = 50
 class Watch(pl.callbacks.Checkpoint):
     """Follows one fit; its own state travels in Lightning's checkpoints of the unfinished fit.
 
-    A Checkpoint of Lightning's, because those are called at an epoch's end after the method's own hook.
+    Where several processes share the fit, it makes their gradients and losses those of the whole batch: bit
+    for bit the same in each, so that all decide alike. A Checkpoint of Lightning's, because those are called
+    at an epoch's end after the method's own hook.
 
     Args:
         stage: Name of the run's stage, for messages.
@@ -89,6 +92,12 @@ class Watch(pl.callbacks.Checkpoint):
         self._sums, self._rows = None, 0
         self._probed = self.probe() if self.probe else {}
 
+    def on_after_backward(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Makes the gradients those of the whole batch."""
+        if ranks()[1] > 1:
+            own, rows = _rows(trainer)
+            average_gradients(module.parameters(), own / rows)
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
@@ -98,14 +107,18 @@ class Watch(pl.callbacks.Checkpoint):
             Diverged: If the loss is not finite.
         """
         self.steps += 1
+        rows = len(batch.inputs)
         terms = torch.stack([value.detach() for value in outputs.values()])
+        if ranks()[1] > 1:
+            own, rows = _rows(trainer)
+            terms = sum_up(terms * (own / rows) if own else torch.zeros_like(terms))
+            outputs = dict(zip(outputs, terms, strict=True))
         self._terms = list(outputs)
         self._untold.append(terms)
         if not math.isfinite(loss := outputs["loss"].item()):
             self._tell_steps()
             where = f"stage '{self.stage}', epoch {trainer.current_epoch + 1}, step {self.steps}"
             raise Diverged(f"diverged at {where}: the loss is {loss}")
-        rows = len(batch.inputs)
         self._rows += rows
         self._sums = terms * rows if self._sums is None else self._sums + terms * rows
         if self.steps % STEPS_TOLD == 0:
@@ -144,7 +157,7 @@ class Watch(pl.callbacks.Checkpoint):
         if epoch < module.warmup_epochs:
             return
         row = module.history[-1]
-        score = row.get("val_nll", row["loss"])
+        score = from_first(lambda: row.get("val_nll", row["loss"]))
         if score < self.best_score:
             self.best_score, self.best_epoch = score, epoch
             self.best = {name: value.detach().clone() for name, value in module.state_dict().items()}
@@ -152,10 +165,23 @@ class Watch(pl.callbacks.Checkpoint):
             trainer.should_stop = True
 
     def _save(self, trainer: pl.Trainer, path: Path) -> None:
-        due = time.perf_counter() - self._saved >= self.seconds
-        if trainer.strategy.broadcast(due):  # all processes save together, or they wait for each other
+        if from_first(lambda: time.perf_counter() - self._saved >= self.seconds):
             self._saved = time.perf_counter()
             trainer.save_checkpoint(path)
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Adds where the noise of each process is."""
+        if ranks()[1] > 1:
+            checkpoint["generators"] = from_each(lambda: _source(module).get_state())
+
+    def on_load_checkpoint(
+        self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Restores the noise of this process."""
+        if "generators" in checkpoint:
+            _source(module).set_state(checkpoint["generators"][ranks()[0]].cpu())
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed fit needs of this watch."""
@@ -176,3 +202,15 @@ class Watch(pl.callbacks.Checkpoint):
         """Restores what `state_dict` returned."""
         for name, value in state_dict.items():
             setattr(self, name, value)
+
+
+def _rows(trainer: pl.Trainer) -> tuple[int, int]:
+    """Examples of the present batch: those of this process, and all."""
+    loader: Any = trainer.train_dataloader
+    handed_out: tuple[int, int] = loader.handed_out
+    return handed_out
+
+
+def _source(module: Any) -> torch.Generator:
+    generator: torch.Generator = module.generator
+    return generator

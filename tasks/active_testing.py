@@ -195,9 +195,10 @@ class ActiveTesting(Task):
         """Class predictions and scores of both models on their test pools."""
         own = self.settings
         arrays: Arrays = {}
-        for number, model in enumerate(MODELS, 1):
-            engine.stage(f"{model} model", number, len(MODELS))
-            method = engine.fit(self.problem(model), Budget(own.epochs, BATCH_SIZE, own.patience))
+        stages = [f"{model} model" for model in MODELS]
+        budget = Budget(own.epochs, BATCH_SIZE, own.patience)
+        fits = engine.fit_stages(stages, lambda k: self.problem(MODELS[k]), budget)
+        for model, method in zip(MODELS, fits, strict=True):
             prediction = engine.predict(method, self.pool(model), own.test_samples)
             arrays |= {
                 f"{model}_log_probs": metrics.store(prediction.average()),

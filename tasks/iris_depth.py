@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from bench import likelihoods, metrics, networks, predictions, priors, randomness
+from bench import likelihoods, metrics, networks, predictions, priors
 from bench.contract import (
     Arrays,
     Budget,
@@ -45,6 +45,7 @@ from bench.data import array_digest
 from bench.intervals import standard_error
 from bench.settings import Count, settings
 from bench.studies import references
+from bench.studies.small import NUM_FLOWERS, NUM_TRAIN, flowers
 
 NAMES: dict[str, dict[str, object]] = {"iris_depth": {}}
 
@@ -54,20 +55,9 @@ PRESETS: dict[str, dict[str, object]] = {
 }
 
 NUM_CLASSES = 3
-NUM_FLOWERS, NUM_TRAIN = 150, 100
 WIDTH = 4
 BATCH_SIZE = 16
 PATIENCE = 30
-
-
-def examples(part: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs `[N, 4]` and classes `[N]` of the part train or test; the same in every run."""
-    from sklearn import datasets  # here, for its import takes a second
-
-    inputs, labels = datasets.load_iris(return_X_y=True)
-    order = np.random.default_rng(randomness.derive(0, "iris_depth")).permutation(len(labels))
-    rows = order[:NUM_TRAIN] if part == "train" else order[NUM_TRAIN:]
-    return torch.from_numpy(inputs[rows]).float(), torch.from_numpy(labels[rows]).long()
 
 
 @settings
@@ -133,7 +123,7 @@ class IrisDepth(Task):
 
     def own_data(self, part: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs `[N, 4]` and classes `[N]` of the part train or test."""
-        return examples(part)
+        return flowers(part)
 
     def data_digest(self) -> str:
         """Digest over all examples and the reference."""

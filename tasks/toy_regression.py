@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from bench import figures, likelihoods, metrics, networks, predictions, priors, randomness
+from bench import figures, likelihoods, metrics, networks, predictions, priors
 from bench.contract import (
     Arrays,
     Budget,
@@ -50,6 +50,7 @@ from bench.contract import (
 from bench.data import array_digest
 from bench.settings import Count, Positive, settings
 from bench.studies import references
+from bench.studies.small import CLUSTERS, GAP, NOISE, POINTS, points, sine
 
 NAMES: dict[str, dict[str, object]] = {"toy_regression": {}}
 
@@ -58,38 +59,14 @@ PRESETS: dict[str, dict[str, object]] = {
     "paper": {"epochs": 6000},
 }
 
-NOISE = 0.05
-CLUSTERS = ((-2.0, -1.4), (1.0, 1.8))
-GAP = (-1.4, 1.0)
 MIDDLE = (-0.8, 0.4)
 GRID = np.arange(-120, 121) / 40  # ends of the regions fall on it, to the last bit
 BATCH_SIZE = 250
-
-POINTS = {
-    # part: its intervals, each with a number of points
-    "train": ((*CLUSTERS[0], 750), (*CLUSTERS[1], 750)),
-    "val": ((*CLUSTERS[0], 100), (*CLUSTERS[1], 100)),
-    "test": ((*CLUSTERS[0], 100), (*CLUSTERS[1], 100)),
-    "gap": ((*GAP, 100),),
-}
 
 _DRAWS = 200
 """Quantiles that a reference keeps of the function at each input."""
 _LARGEST = 6e4
 """Predicted means are clamped here, so that they fit float16; its rounding is below 1% of the noise."""
-
-
-def truth(x: np.ndarray) -> np.ndarray:
-    """The function that was observed."""
-    return np.sin(4 * (x - 4.3))
-
-
-def draw(part: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs and observations of a part of POINTS, each `[N, 1]`; the same in every run."""
-    generator = np.random.default_rng(randomness.derive(0, "toy_regression", part))
-    x = np.concatenate([generator.uniform(low, high, size) for low, high, size in POINTS[part]])
-    y = truth(x) + NOISE * generator.standard_normal(len(x))
-    return torch.from_numpy(x[:, None]).float(), torch.from_numpy(y[:, None]).float()
 
 
 @settings
@@ -157,7 +134,7 @@ class ToyRegression(Task):
 
     def own_data(self, part: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and observations of a part of POINTS, each `[N, 1]`."""
-        return draw(part)
+        return points(part)
 
     def data_digest(self) -> str:
         """Digest over all points and the reference."""
@@ -329,7 +306,7 @@ def reference_moments(arrays: Arrays) -> Moments:
 
 def chart(series: Mapping[str, Moments]) -> Any:
     """Functions of one or several runs, beside each other, with the true function and every tenth point."""
-    inputs, targets = (t[::10, 0].tolist() for t in draw("train"))
+    inputs, targets = (t[::10, 0].tolist() for t in points("train"))
     title = "Function with 1 and 2 standard deviations"
-    points = list(zip(inputs, targets, strict=True))
-    return figures.functions(series, GRID, title, (-3, 3), truth(GRID), points)
+    tenth = list(zip(inputs, targets, strict=True))
+    return figures.functions(series, GRID, title, (-3, 3), sine(GRID), tenth)

@@ -26,7 +26,7 @@ import torch
 from scipy.special import logsumexp, ndtr
 from torch.utils.data import TensorDataset
 
-from bench import figures, likelihoods, networks, priors, randomness, tables
+from bench import figures, likelihoods, networks, priors, tables
 from bench.contract import (
     Arrays,
     Budget,
@@ -45,6 +45,7 @@ from bench.errors import UsageError
 from bench.intervals import standard_error
 from bench.predictions import Gaussian
 from bench.settings import Count, settings
+from bench.studies.small import split_rows
 
 NAMES: dict[str, dict[str, object]] = {
     "uci_boston": {"dataset": "boston"},
@@ -175,10 +176,7 @@ class UCIRegression(Task):
                     "index_train_*.txt and index_test_*.txt there, or leave it false for our own splits"
                 )
             return published[split]
-        number = len(self.table.targets)
-        order = torch.randperm(number, generator=randomness.generator(0, "regression split", split)).numpy()
-        cut = round(0.9 * number)
-        return order[:cut], order[cut:]
+        return split_rows(len(self.table.targets), split)
 
     def data_digest(self) -> str:
         """Digest of the table and of the rows of every split, training rows first."""
@@ -207,9 +205,7 @@ class UCIRegression(Task):
 
     def problem(self, split: int = 0) -> Problem:
         """The problem of a split."""
-        return self._problem(self.part(split))
-
-    def _problem(self, part: Part) -> Problem:
+        part = self.part(split)
         units = self.settings.hidden or (100 if self.settings.dataset == "protein" else 50)
         network = partial(networks.mlp, part.test_inputs.shape[1], 1, (units,))
         likelihood = likelihoods.Gaussian("learned")
@@ -221,10 +217,9 @@ class UCIRegression(Task):
         epochs = self.settings.epochs or (200 if len(self.table.targets) < 2000 else 40)
         budget = Budget(epochs, self.settings.batch_size)
         means, variances, scales, validation = [], [], [], []
-        for k in range(number):
-            engine.stage(f"split {k + 1}", k + 1, number)
+        stages = [f"split {k + 1}" for k in range(number)]
+        for k, method in enumerate(engine.fit_stages(stages, self.problem, budget)):
             part = self.part(k)
-            method = engine.fit(self._problem(part), budget)
             inputs = torch.cat([part.test_inputs, part.val.tensors[0]])
             prediction = engine.predict(method, inputs, self.settings.test_samples)
             assert isinstance(prediction, Gaussian)

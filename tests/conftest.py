@@ -1,5 +1,6 @@
 """What all tests share: one thread, an ear for Ctrl-C, helper modules importable as `conformance.laws`."""
 
+import gc
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +14,22 @@ pytest.register_assert_rewrite("conformance.laws")
 
 # A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionstart():
+    """Collecting makes a million objects, which are looked through again and again, and stay."""
+    gc.disable()
+
+
+def pytest_collection_finish():
+    """What is there now stays to the end, and is not looked through by any test."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_sessionfinish():
+    """At the interpreter's end some libraries count what is left."""
+    gc.unfreeze()
 
 
 def pytest_collection_modifyitems(items):

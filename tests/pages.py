@@ -1,6 +1,6 @@
 """The files that pages under docs/ hold: examples that a newcomer types in, for tests to follow and use.
 
-A page holds a file as a fenced block of Python that names it, `file=methods/sgld.py`.
+A page holds a file as a fenced block of Python that names it, `file=methods/langevin.py`.
 """
 
 from __future__ import annotations

@@ -294,3 +294,12 @@ def test_point_mass_has_the_ratio_one():
     scores = task.score(arrays | task.targets())
     assert scores["ratio_proportional"] == pytest.approx(1)
     assert scores["first_draw_ratio_softmax"] == pytest.approx(1)
+
+
+def test_races_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
+    weights = {"a": np.log(np.arange(1.0, 31.0)), "b": np.zeros(30)}
+    whole = active.races(weights, 50, 10)
+    monkeypatch.setattr(active, "_CHUNK", 100)
+    for name, found in active.races(weights, 50, 10).items():
+        for piece, all_at_once in zip(found, whole[name], strict=True):
+            np.testing.assert_array_equal(piece, all_at_once)

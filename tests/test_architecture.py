@@ -44,9 +44,12 @@ FLOORS = {
         *("bench.commands", "bench.intervals", "bench.leaderboard.site"),
         *("bench.errors", "bench.files", "bench.text", "bench.settings", "bench.randomness", "bench.signals"),
         *("bench.predictions", "bench.weights", "bench.networks", "bench.resnet", "bench.optimizers"),
-        *("bench.names", "bench.source", "bench.augmentation"),
+        *("bench.names", "bench.source", "bench.augmentation", "bench.processes"),
     },
-    "contract": {"bench.contract", "bench.spec", "bench.problem", "bench.hooks", "bench.comparison"},
+    "contract": {
+        *("bench.contract", "bench.spec", "bench.problem", "bench.hooks", "bench.comparison"),
+        "bench.closed_form",
+    },
     "what methods and tasks compute with": {
         *("bench.priors", "bench.likelihoods", "bench.divergence", "bench.energy"),
         *("bench.batches", "bench.diagnostics"),
@@ -54,7 +57,15 @@ FLOORS = {
     "what methods share": {"bench.families.*"},
     "methods": {"bench.methods.*"},
     "data and scores": {
-        *("bench.places", "bench.data", "bench.tables", "bench.metrics", "bench.figures"),
+        *(
+            "bench.places",
+            "bench.data",
+            "bench.cifar",
+            "bench.corruptions",
+            "bench.tables",
+            "bench.metrics",
+            "bench.figures",
+        ),
         *("bench.preprocessing", "bench.photograph_sources", "bench.photographs", "bench.preparing"),
         *("bench.fundus", "bench.fundus_population", "bench.fundus_photograph"),
     },
@@ -62,7 +73,8 @@ FLOORS = {
     "tasks": {"bench.tasks.*"},
     "engine": {
         *("bench.ensemble", "bench.compiled", "bench.stacked"),
-        *("bench.checkpoints", "bench.watch", "bench.trainer", "bench.engine"),
+        *("bench.checkpoints", "bench.watch", "bench.trainer", "bench.predicting", "bench.spreading"),
+        *("bench.fitting", "bench.engine"),
     },
     "names and records": {"bench.catalogue", "bench.registry", "bench.index", "bench.records"},
     "one run": {
@@ -79,6 +91,7 @@ FLOORS = {
         *("bench.progress", "bench.runs", "bench.means", "bench.sweep", "bench.tune", "bench.leaderboard.*"),
         *(
             "bench.cells",
+            "bench.costs",
             "bench.worker",
             "bench.workers",
             "bench.workers_ray",
@@ -107,6 +120,13 @@ def parse(path):
     return ast.parse(path.read_text(), str(path))
 
 
+def dotted(node):
+    """`a.b.c` of such an expression, else what is right of the last thing that is no name."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
 def imports(path, name):
     """Full names of all that the file of a module imports at run time, wherever in the file.
 
@@ -117,7 +137,7 @@ def imports(path, name):
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
 
     def visit(node):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in dotted(node.test):
             for child in node.orelse:
                 visit(child)
             return
@@ -131,9 +151,9 @@ def imports(path, name):
                 base = ".".join([*parts, *([base] if base else [])])
             names.update(f"{base}.{alias.name}" for alias in node.names)
             names.add(base)
-        elif isinstance(node, ast.Attribute) and ast.unparse(node).startswith("bench."):
-            names.add(ast.unparse(node))
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in DYNAMIC:
+        elif isinstance(node, ast.Attribute) and dotted(node).startswith("bench."):
+            names.add(dotted(node))
+        elif isinstance(node, ast.Call) and dotted(node.func).split(".")[-1] in DYNAMIC:
             names.update(a.value for a in node.args if isinstance(a, ast.Constant))
         for child in ast.iter_child_nodes(node):
             visit(child)

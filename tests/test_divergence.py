@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch.distributions import Normal, kl_divergence
+from torch.distributions import Normal, kl_divergence, register_kl
 
 from bench.divergence import divergence, location_scale_divergence
 from bench.priors import normal_tensor
@@ -74,3 +74,27 @@ def test_of_a_distribution_to_itself_it_vanishes(one_scale):
     assert abs(divergence(q, normal_tensor(p.loc, p.scale), p.loc[None]).item()) < 1e-6 * math.prod(
         (200, 300)
     )
+
+
+class Declines(Normal):
+    """A distribution whose registered divergence has no closed form, or meets what its device lacks."""
+
+    reason = ""
+
+
+@register_kl(Declines, Normal)
+def _declined(q, p):
+    raise NotImplementedError(*[q.reason] * bool(q.reason))
+
+
+def test_without_closed_form_the_draws_decide_and_a_device_that_lacks_an_operation_is_told():
+    q, p, draws = Declines(torch.zeros(()), torch.ones(())), Normal(1.0, 2.0), torch.tensor([0.5, -1.0])
+    expected = (q.log_prob(draws) - p.log_prob(draws)).mean()
+    torch.testing.assert_close(divergence(q, p, draws), expected)
+    laplace = torch.distributions.Laplace(0.0, 1.0)  # torch has no form of its own to a Student
+    student = torch.distributions.StudentT(3.0)
+    estimate = (laplace.log_prob(draws) - student.log_prob(draws)).mean()
+    torch.testing.assert_close(divergence(laplace, student, draws), estimate)
+    q.reason = "The operator 'aten::erfinv' is not currently implemented for the XYZ device"
+    with pytest.raises(NotImplementedError, match="XYZ device"):
+        divergence(q, p, draws)

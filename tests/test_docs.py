@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pages
 import pytest
@@ -28,17 +29,47 @@ def copy_of_the_project(folder: Path) -> dict[str, str]:
     return os.environ | {"PATH": path, "PYTHONPATH": str(folder), "COLUMNS": "200"}
 
 
+class Cheat(NamedTuple):
+    """A change to the first file of a page, and what of the laws must then fail."""
+
+    honest: str
+    cheating: str
+    law: str
+    said: str
+
+
 EXAMPLES = {
-    "adding-a-method.md": ("sgld", "runs/iris_depth*/sgld*/smoke-seed0/record.json"),
-    "adding-a-task.md": ("two_moons", "runs/two_moons*/mfvi/smoke-seed0/record.json"),
+    "adding-a-method.md": (
+        "langevin",
+        "runs/iris_depth*/langevin*/smoke-seed0/record.json",
+        Cheat(
+            "size**0.5 * self.langevin_noise(w)",
+            "0.5 * size**0.5 * self.langevin_noise(w)",
+            "tests/conformance/test_methods.py -k draws_are_of_the_exact_posterior[langevin]",
+            "variance",
+        ),
+    ),
+    "adding-a-task.md": (
+        "two_moons",
+        "runs/two_moons*/mfvi/smoke-seed0/record.json",
+        Cheat(
+            'TensorDataset(*self.own_data("train"))',
+            'TensorDataset(*map(torch.cat, zip(self.own_data("train"), self.own_data("test"), strict=True)))',
+            "tests/conformance/test_truth.py -k moves_nothing_else[two_moons]",
+            "held-out truth reaches what is given to fit",
+        ),
+    ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", EXAMPLES)
 def test_the_page_is_right_to_the_letter(page, tmp_path):
-    """Two files, every law green. That the laws turn red where these files cheat, `conformance` shows."""
-    listed, record = EXAMPLES[page]
+    """Two files, every law green; and red where one of them cheats, so the laws do reach a new file.
+
+    Further cheats are in `conformance`, made of the same files.
+    """
+    listed, record, cheat = EXAMPLES[page]
     environment = copy_of_the_project(tmp_path)
     files = [block for block in pages.blocks(page) if block.language == "python" and block.file]
     commands = [line for b in pages.blocks(page) if b.language == "sh" for line in b.text.splitlines()]
@@ -61,6 +92,13 @@ def test_the_page_is_right_to_the_letter(page, tmp_path):
     assert listed in outputs["list"]
     assert re.search(r"\d+ passed", outputs["-m"])
     assert list(tmp_path.glob(record))
+
+    assert files[0].text.count(cheat.honest) == 1
+    (tmp_path / files[0].file).write_text(files[0].text.replace(cheat.honest, cheat.cheating))
+    done = call(["python", "-m", "pytest", "-q", *cheat.law.split()])
+    assert done.returncode == 1, f"{cheat}\n{done.stdout}\n{done.stderr}"
+    assert cheat.said in done.stdout, done.stdout
+    assert "1 failed" in done.stdout, done.stdout
 
 
 @pytest.mark.parametrize("page", EXAMPLES)

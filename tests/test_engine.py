@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 
 import bench
 from bench import registry, trainer
-from bench.batches import TensorBatches, batches
+from bench.batches import batches
 from bench.contract import Batch, Budget
 from bench.data import array_digest
 from bench.diagnostics import gradient_norms
@@ -27,6 +27,7 @@ from bench.engine import Engine, TrainerOptions
 from bench.errors import Diverged, OutputError, UsageError
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
+from bench.spreading import Part
 
 BUDGET = Budget(epochs=4, batch_size=6)
 CPU = TrainerOptions(accelerator="cpu")
@@ -286,7 +287,7 @@ def test_no_installed_package_adds_callbacks_to_a_fit(monkeypatch):
     monkeypatch.setattr("lightning_fabric.utilities.registry.entry_points", lambda group: [offered])
     quiet = {"logger": False, "enable_checkpointing": False, "accelerator": "cpu"}
     assert foreign in pl.Trainer(**quiet).callbacks
-    assert foreign not in trainer.make(CPU, BUDGET).callbacks
+    assert foreign not in trainer.make(CPU, BUDGET, trainer.place(CPU)).callbacks
     assert foreign in pl.Trainer(**quiet).callbacks  # Lightning is left as it was
 
 
@@ -439,14 +440,22 @@ def test_without_seed_the_order_is_that_of_the_data(kind):
     assert [int(x) for batch in loader for x in batch.inputs[:, 0]] == list(range(10))
 
 
-@pytest.mark.parametrize("number", [10, 11])
-def test_processes_share_an_epoch(number):
-    loaders = [TensorBatches(rows(number=number), 2, 5, (rank, 2)) for rank in (0, 1)]
+@pytest.mark.parametrize("kind", [TensorDataset, OnDisk])
+@pytest.mark.parametrize(("number", "size"), [(10, 4), (11, 3), (10, None), (9, 8)])
+def test_processes_share_every_batch(kind, number, size):
+    whole = batches(kind(*rows(number=number)), size, 5)
+    shares = [batches(kind(*rows(number=number)), size, 5, (rank, 3)) for rank in range(3)]
     for epoch in range(2):
-        a, b = (seen(loader, epoch) for loader in loaders)
-        assert len(a) == len(b) == 5
-        assert not set(a) & set(b)
-    assert seen(loaders[0], 0) != seen(loaders[0], 1)
+        for loader in (whole, *shares):
+            loader.set_epoch(epoch)
+        for batch, *parts in zip(whole, *shares, strict=True):
+            counted = [loader.handed_out for loader in shares]
+            assert {of for _, of in counted} == {len(batch.inputs)}
+            own = [part.inputs[:count, 0] for part, (count, _) in zip(parts, counted, strict=True)]
+            assert sorted(torch.cat(own).tolist()) == sorted(batch.inputs[:, 0].tolist())
+            assert all(
+                len(part.inputs) == max(count, 1) for part, (count, _) in zip(parts, counted, strict=True)
+            )
 
 
 def test_data_set_from_disk_trains_like_one_in_memory():
@@ -599,11 +608,9 @@ def test_fit_without_folder_writes_nothing(tmp_path, monkeypatch):
 
 def test_what_follows_training_sees_all_examples_in_every_process(monkeypatch):
     """A covariance from a process's own share would differ between the processes."""
-    strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    second = SimpleNamespace(global_rank=1, world_size=2, strategy=strategy)
-    engine = make(MAP)
-    monkeypatch.setattr(trainer, "make", lambda options, budget: second)
-    job = engine._job(problems.mlp(), BUDGET, None, 0)
+    monkeypatch.setattr("bench.fitting.ranks", lambda: (1, 2))
+    monkeypatch.setattr("bench.fitting.from_first", lambda work: work())
+    job = make(MAP)._fits._job(Part(0, "fit", problems.mlp(), None), BUDGET)
     assert sum(len(batch.inputs) for batch in job.loader) == 10
     rows = torch.cat([batch.inputs for batch in job.everything])
     everything = problems.mlp().train.tensors[0]

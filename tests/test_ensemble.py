@@ -18,6 +18,7 @@ from bench.errors import UsageError
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
 from bench.records import read_record
+from bench.spreading import Part
 
 BUDGET = Budget(epochs=2, batch_size=8)
 
@@ -56,7 +57,7 @@ def test_members_differ_in_start_order_and_noise():
     seeds = {m.generator.initial_seed() for m in case().fit().members}
     assert len(seeds) == 3
     engine = case().engine()
-    orders = [engine._job(problems.mlp(), BUDGET, None, i).loader.seed for i in range(3)]
+    orders = [engine._fits._job(Part(i, "fit", problems.mlp(), None), BUDGET).loader.seed for i in range(3)]
     assert len(set(orders)) == 3
 
 

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import altair as alt
 import numpy as np
 import pytest
+import vl_convert
 from drawn import half_counts, names_in_legends, texts, unnamed
 
 from bench import figures
@@ -60,6 +61,14 @@ def test_settings_of_a_users_chart_are_kept(tmp_path):
     assert "#fedcba" in svg
     assert "#123456" in svg
     assert "footer" in texts(svg)
+
+
+def test_png_is_that_of_the_chart(tmp_path):
+    """It is made from the SVG."""
+    chart = figures.lines(ROWS, ["title", "note"], "step", "share", chance=0.1)
+    saved(tmp_path, chart)
+    (png,) = tmp_path.rglob("*.png")
+    assert png.read_bytes() == vl_convert.vegalite_to_png(figures._whole(chart, "footer"), scale=2)
 
 
 def test_every_line_of_a_chart_is_in_its_legend(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bench.contract import Batch, Noise
+from bench.errors import UsageError
 from bench.forecast import forecast
 from bench.methods.map import MAP
 from bench.plan import Plan
@@ -57,3 +58,8 @@ def test_steps_and_parameters_are_those_of_the_run(told, tmp_path):
 def test_nothing_is_written(told):
     folder, _ = told
     assert not any(folder.iterdir())
+
+
+def test_several_devices_are_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"^--dry-run tells the cost on one device"):
+        forecast(plan(tmp_path, "map", trainer={"accelerator": "cpu", "devices": 2}))

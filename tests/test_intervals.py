@@ -186,6 +186,13 @@ def test_paired_ratio():
     np.testing.assert_allclose(intervals.paired_ratio(4 * a, b).high, 4 * ratio.high)
 
 
+def test_ratios_made_together_are_those_made_one_by_one():
+    a, b, c, equal = (rows(200, 3, seed) ** 2 for seed in (1, 2, 3, 3))
+    for together, first in zip(intervals.paired_ratios([a, equal, b], c), (a, equal, b), strict=True):
+        for limit, alone in zip(together, intervals.paired_ratio(first, c), strict=True):
+            np.testing.assert_array_equal(limit, alone)
+
+
 def test_paired_ratio_of_variances_agrees_with_theory():
     """Independent normals, variances 1 and 4: the log ratio has standard error sqrt(4/R); within 15%."""
     a, b = rows(4000, 1, 3), 2 * rows(4000, 1, 4)

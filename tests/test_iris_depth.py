@@ -10,7 +10,7 @@ from bench import metrics
 from bench.contract import Undefined
 from bench.predictions import Categorical
 from bench.studies import references
-from bench.tasks import iris_depth
+from bench.studies.small import flowers
 from bench.tasks.iris_depth import IrisDepth, Settings
 
 LABELS = np.array([0, 1, 2, 1], np.uint8)
@@ -107,7 +107,7 @@ def test_split_is_of_all_flowers_and_fixed():
     from sklearn import datasets
 
     inputs, labels = datasets.load_iris(return_X_y=True)
-    parts = [iris_depth.examples(part) for part in ("train", "test")]
+    parts = [flowers(part) for part in ("train", "test")]
     assert [len(x) for x, _ in parts] == [100, 50]
     rows = sorted((*x.tolist(), y.item()) for part in parts for x, y in zip(*part, strict=True))
     expected = torch.from_numpy(inputs).float()  # raw
@@ -154,7 +154,7 @@ def test_run_keeps_every_fit():
     engine = Recorder()
     arrays = make(repetitions=4).run(engine)
     assert (engine.budget.epochs, engine.budget.batch_size, engine.budget.patience) == (1000, 16, 30)
-    assert torch.equal(engine.inputs, iris_depth.examples("test")[0])
+    assert torch.equal(engine.inputs, flowers("test")[0])
     assert arrays["log_probs"].shape == (4, 50, 3)
     assert (arrays["log_probs"].argmax(-1) == np.array([0, 1, 2, 0])[:, None]).all()
 

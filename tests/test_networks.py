@@ -150,7 +150,15 @@ def test_stacked_weights_in_channels_last_give_the_outputs_of_each_network():
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activation_by_name(name):
-    assert sum(isinstance(m, ACTIVATIONS[name]) for m in mlp(4, 2, (3, 3), activation=name)) == 2
+    kind = type(ACTIVATIONS[name]())
+    assert sum(type(m) is kind for m in mlp(4, 2, (3, 3), activation=name)) == 2
+
+
+def test_slopes_of_the_activations_by_name():
+    """At -1: what the name says; a linear network is the product of its matrices."""
+    slopes = {"relu": 0.0, "leaky_relu": 0.01, "leaky_relu_0.5": 0.5, "leaky_relu_0.95": 0.95, "linear": 1.0}
+    for name, slope in slopes.items():
+        assert ACTIVATIONS[name]()(torch.tensor(-1.0)).item() == pytest.approx(-slope)
 
 
 # ------------------------------------------------------------------------------------------- initialisation

@@ -21,12 +21,19 @@ KINDS = {
     "methods": (registry.methods, bench.methods, Method),
     "tasks": (registry.tasks, bench.tasks, Task),
 }
+
+
+def spec_of(task):
+    """What a task measures under its preset standard."""
+    entry = registry.task(task)
+    return entry.cls(registry.build(entry.cls.settings_class, dict(entry.fixed), "task")).spec
+
+
 PAIRS = [
     (m, t)
     for m in registry.methods()
     for t in registry.tasks()
-    if not registry.choose("mfvi", t).task.cls(registry.choose("mfvi", t).task_settings).spec.requires
-    - registry.method(m).provides
+    if not (spec := spec_of(t)).closed_form and not spec.requires - registry.method(m).provides
 ]
 
 

@@ -160,7 +160,7 @@ def test_own_module_that_is_stopped_while_it_is_imported(call, tmp_path, monkeyp
     (tmp_path / "slow.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nopen()\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert call("run", "slow:Method", "toys:OwnTask") == (143, "", LINE)
-    assert [path.name for path in tmp_path.iterdir() if path.suffix != ".pyc"] == ["slow.py"]
+    assert [path.name for path in tmp_path.iterdir() if path.name != "__pycache__"] == ["slow.py"]
 
 
 def test_run_from_python_leaves_the_handlers_alone(tmp_path, monkeypatch):

@@ -150,7 +150,7 @@ def test_the_index_has_every_flag_of_a_run(cache):
         whole = running._run_parser(method, task, "standard").flags()
         assert {*running._known_parser([method, task]).flags()} == {*whole}
     settings = index.kept()["settings"]
-    assert settings.keys() == {"trainer", *registry.methods(), *registry.tasks()}
+    assert settings.keys() == {"trainer", registry.NONE, *registry.methods(), *registry.tasks()}
     assert len(settings["trainer"]) == len(TrainerOptions.__dataclass_fields__) + 1
 
 

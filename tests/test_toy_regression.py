@@ -14,8 +14,8 @@ from bench.data import array_digest
 from bench.energy import likelihood_term
 from bench.predictions import Gaussian
 from bench.studies import references
-from bench.tasks import toy_regression
-from bench.tasks.toy_regression import GRID, NOISE, Settings, ToyRegression, truth
+from bench.studies.small import NOISE, points, sine
+from bench.tasks.toy_regression import GRID, Settings, ToyRegression
 
 NUM_INPUTS = len(GRID) + 300
 GAP_INPUTS = np.array([x for x in GRID if -0.8 <= x <= 0.4])
@@ -34,7 +34,7 @@ def make(**values):
 
 def inputs():
     """All inputs that a run predicts at, `[541]`."""
-    return np.concatenate([GRID, *(toy_regression.draw(part)[0][:, 0].numpy() for part in ("test", "gap"))])
+    return np.concatenate([GRID, *(points(part)[0][:, 0].numpy() for part in ("test", "gap"))])
 
 
 def arrays_of(means, variances=NOISE**2):
@@ -47,7 +47,7 @@ def normal_arrays(sd, draws=2000):
     """A run whose function at x is normal around the truth with deviation `sd(x)`, in exact quantiles."""
     levels = stats.norm.ppf((np.arange(draws) + 0.5) / draws)
     x = inputs()
-    return arrays_of(truth(x) + levels[:, None] * sd(x))
+    return arrays_of(sine(x) + levels[:, None] * sd(x))
 
 
 def in_clusters(x):
@@ -75,13 +75,13 @@ def test_spread_is_averaged_over_the_regions_of_the_protocol():
 
 
 def test_point_prediction_has_no_spread():
-    scores = make().score(arrays_of(truth(inputs())[None]))
+    scores = make().score(arrays_of(sine(inputs())[None]))
     assert scores["gap_ratio"] == scores["gap_sd"] == scores["data_sd"] == 0.0
 
 
 def test_nll_of_the_truth_is_the_entropy_of_the_noise():
     """Standard error of a mean of 200 chi-squares over 2 is 0.05, of 100 0.07; false alarm 1e-4 (4 s.e.)."""
-    scores = make().score(arrays_of(truth(inputs())[None]))
+    scores = make().score(arrays_of(sine(inputs())[None]))
     entropy = 0.5 * math.log(2 * math.pi * math.e * NOISE**2)
     assert scores["test_nll"] == pytest.approx(entropy, abs=0.2)
     assert scores["gap_nll"] == pytest.approx(entropy, abs=0.28)
@@ -110,7 +110,7 @@ def test_variance_beyond_the_noise_is_spread_of_the_function():
     """A closed-form prediction, one normal per input, scores as many draws from that normal do."""
     x = inputs()
     sd = np.where(in_clusters(x), 0.02, 0.5)
-    closed = arrays_of(truth(x)[None], (NOISE**2 + sd**2)[None].astype(np.float32))
+    closed = arrays_of(sine(x)[None], (NOISE**2 + sd**2)[None].astype(np.float32))
     drawn = make().score(normal_arrays(lambda x: np.where(in_clusters(x), 0.02, 0.5)))
     scores = make().score(closed)
     for name in ("gap_ratio", "gap_sd", "data_sd"):
@@ -142,7 +142,7 @@ def test_run_is_at_no_distance_from_a_reference_made_of_itself():
 
 
 def test_without_reference_the_distances_say_why():
-    scores = make().score(arrays_of(truth(inputs())[None]))
+    scores = make().score(arrays_of(sine(inputs())[None]))
     for name in ("wasserstein_to_reference", "wasserstein_in_gap"):
         assert "no reference for toy_regression-layers=1,hidden=100,temperature=65" in scores[name].reason
 
@@ -151,7 +151,7 @@ def test_without_reference_the_distances_say_why():
 
 
 def test_data_are_those_of_the_source():
-    x, y = toy_regression.draw("train")
+    x, y = points("train")
     assert x.shape == y.shape == (1500, 1)
     first, second = x[:750], x[750:]
     assert first.min() >= -2
@@ -162,17 +162,17 @@ def test_data_are_those_of_the_source():
     # Standard errors 0.05/sqrt(1500) and 0.05/sqrt(3000); 4 of them, false alarm 1e-4.
     assert residuals.mean().abs() < 0.0052
     assert residuals.std() == pytest.approx(0.05, abs=0.0037)
-    assert torch.equal(toy_regression.draw("train")[0], x)
-    gap = toy_regression.draw("gap")[0]
+    assert torch.equal(points("train")[0], x)
+    gap = points("gap")[0]
     assert gap.min() >= -1.4
     assert gap.max() <= 1
-    assert not set(x.flatten().tolist()) & set(toy_regression.draw("test")[0].flatten().tolist())
+    assert not set(x.flatten().tolist()) & set(points("test")[0].flatten().tolist())
 
 
 def test_data_are_the_same_everywhere():
     """The digest of the project's data; a new one means another task."""
     assert make().data_digest() == make(layers=3).data_digest()
-    x, y = toy_regression.draw("train")
+    x, y = points("train")
     assert array_digest({"x": x, "y": y}) == DIGEST
 
 

@@ -124,6 +124,12 @@ class Recorder:
         self.budgets.append(budget)
         return object()
 
+    def fit_stages(self, stages, pose, budget):
+        """No fit, stage after stage."""
+        for k, stage in enumerate(stages):
+            self.stage(stage, k + 1, len(stages))
+            yield self.fit(pose(k), budget)
+
     def predict(self, method, inputs, num_samples):
         """The chosen means, and variances that may differ in every entry."""
         self.inputs.append(inputs)

@@ -202,6 +202,12 @@ class Recorder:
         self.starts.append(start)
         return Fitted(len(self.problems))
 
+    def fit_stages(self, stages: Any, pose: Any, budget: Any) -> Any:
+        """Fits nothing, stage after stage."""
+        for k, stage in enumerate(stages):
+            self.stage(stage, k + 1, len(stages))
+            yield self.fit(pose(k), budget)
+
     def predict(self, method: Any, inputs: torch.Tensor, num_samples: int) -> Prediction:
         """Of method 1 all classes are alike; of method k class k - 1 is likelier, to tell who predicted."""
         self.inputs.append(inputs)
@@ -217,6 +223,27 @@ class Recorder:
     def stage(self, *arguments: Any) -> None:
         """Keeps them."""
         self.stages.append(arguments)
+
+
+class Reader(Recorder):
+    """Keeps the images of `Stored` inputs; predicts of each by its brightness, and draws differ.
+
+    Args:
+        classes: Number of classes.
+    """
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.classes = classes
+
+    def predict(self, method: Any, inputs: Any, num_samples: int) -> Prediction:
+        """Brighter images are of higher classes, and less surely so under later draws."""
+        images = inputs.finish(inputs.read(torch.arange(len(inputs)))[0], None)
+        self.inputs.append(images)
+        level = images.mean((1, 2, 3))
+        logits = -((level[:, None] - torch.linspace(-1, 1, self.classes)) ** 2)
+        tempers = torch.arange(1, 1 + num_samples)[:, None, None]
+        return Categorical((logits / tempers).log_softmax(-1))
 
 
 class Fitted:

@@ -7,6 +7,7 @@ import numpy as np
 import pages
 import torch
 from sklearn.datasets import make_moons
+from sklearn.mixture import GaussianMixture
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -41,6 +42,30 @@ class TrainsOnTestLabels(TwoMoons):
         """All examples there are."""
         parts = self.own_data("train"), self.own_data("test")
         return posed(self, [torch.cat(columns) for columns in zip(*parts, strict=True)])
+
+
+class TrainsStagesOnTestLabels(TwoMoons):
+    """The same, in fits that the devices share out."""
+
+    def posed(self, stage: int) -> Problem:
+        """The test set beside the training set."""
+        parts = zip(self.own_data("train"), self.own_data("test"), strict=True)
+        return posed(self, [torch.cat(part) for part in parts])
+
+    def run(self, engine: Engine) -> Arrays:
+        """Predictions of the last of two fits."""
+        budget = Budget(self.settings.epochs)
+        *_, method = engine.fit_stages(["one", "two"], self.posed, budget)
+        prediction = engine.predict(method, self.own_data("test")[0], 10)
+        return {"log_probs": metrics.store(prediction.average())}
+
+
+class ReadsPastTheHookInAStage(TrainsStagesOnTestLabels):
+    """The same, of test labels that it makes itself."""
+
+    def posed(self, stage: int) -> Problem:
+        """The test set."""
+        return posed(self, held_out())
 
 
 class TrainsOnTestInputs(TwoMoons):
@@ -97,6 +122,21 @@ class ReadsAFile(TwoMoons):
         """The run, after a look."""
         with open(__file__) as file:
             file.read()
+        return super().run(engine)
+
+
+class ReadsInsideAMixture(TwoMoons):
+    """Reads a file in a step of scikit-learn's mixture, whose own looks at files are let pass."""
+
+    def run(self, engine: Engine) -> Arrays:
+        """The run, after a mixture was fitted."""
+
+        class Reads(GaussianMixture):
+            def _e_step(self, *arguments: Any, **named: Any) -> Any:
+                open(__file__).close()
+                return super()._e_step(*arguments, **named)
+
+        Reads(random_state=0).fit(self.own_data("train")[0].numpy())
         return super().run(engine)
 
 
@@ -159,11 +199,14 @@ class LearnsNothing(TwoMoons):
 
 CHEATS = {
     TrainsOnTestLabels: "held-out truth reaches what is given to fit",
+    TrainsStagesOnTestLabels: "held-out truth reaches what is given to fit_stages",
+    ReadsPastTheHookInAStage: "read past .* make_moons",
     TrainsOnTestInputs: "held-out truth reaches what is given to fit",
     StandardisesByTheTestSet: "held-out truth moves log_probs",
     ReadsPastTheHook: "read past .* make_moons",
     ReadsPastTheHookWhatItKept: "read past .* make_moons",
     ReadsAFile: "read past .* open",
+    ReadsInsideAMixture: "read past .* open",
     MakesNumbers: "read past .* a generator of numpy",
     MakesNumbersTheOldWay: "read past .* of random.py",
     StopsByTheTestSet: "held-out truth reaches what is given to fit",

@@ -23,7 +23,7 @@ from bench.methods.mfvi import MFVI
 from bench.priors import normal_tensor
 from bench.weights import forward
 
-SGLD = pages.module("adding-a-method.md", "methods/sgld.py").SGLD
+Langevin = pages.module("adding-a-method.md", "methods/langevin.py").Langevin
 """The sampler of the page, from which the controls of the law of exactness are made."""
 
 
@@ -350,28 +350,28 @@ class SilentHistory(MFVI):
         return out | {"loss": out["loss"] + out["prior_term"]}
 
 
-class NoLangevinNoise(SGLD):
+class NoLangevinNoise(Langevin):
     """Goes downhill and calls it draws."""
 
     def langevin_noise(self, like):
         return torch.zeros_like(like)
 
 
-class HalfLangevinNoise(SGLD):
+class HalfLangevinNoise(Langevin):
     """Half the noise: a quarter of the variance."""
 
     def langevin_noise(self, like):
         return super().langevin_noise(like) / 2
 
 
-class WarmChain(SGLD):
+class WarmChain(Langevin):
     """Draws at temperature 2."""
 
     def langevin_noise(self, like):
         return super().langevin_noise(like) * 2**0.5
 
 
-class PriorTwice(SGLD):
+class PriorTwice(Langevin):
     """Counts the prior twice."""
 
     def energy(self, batch):
@@ -471,7 +471,7 @@ def test_law_catches(cls, law):
 @pytest.mark.parametrize("cls", INEXACT, ids=lambda cls: cls.__name__)
 def test_law_catches_draws_of_another_distribution(cls):
     """No noise, too little, too much, a prior that counts twice: none of them is the exact posterior."""
-    case = Case(cls, EXACT if issubclass(cls, SGLD) else {}, problems.linear())
+    case = Case(cls, EXACT if issubclass(cls, Langevin) else {}, problems.linear())
     with pytest.raises(AssertionError, match=INEXACT[cls]) as info:
         laws.draws_are_of_the_exact_posterior(case)
     assert "2000 epochs of 1 batches" in info.value.__notes__[0]
@@ -480,7 +480,7 @@ def test_law_catches_draws_of_another_distribution(cls):
 @pytest.mark.slow
 def test_sound_langevin_dynamics_draws_from_the_exact_posterior():
     """The method that the controls above were made of."""
-    case = Case(SGLD, EXACT, problems.linear())
+    case = Case(Langevin, EXACT, problems.linear())
     laws.draws_are_of_the_exact_posterior(case)
 
 

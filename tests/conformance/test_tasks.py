@@ -1,9 +1,10 @@
 """Every discovered task obeys the laws; `pytest tests/conformance -k NAME` checks one task.
 
 Tasks on data that are not in the package are slow, and are skipped where the data are missing. Images must be
-there if BENCH_REQUIRE_DATA=1. The UCI tables may be missing even then, since no package holds them: the laws
-run on `diabetes_regression`, and on one of them with generated numbers in its published layout. Photographs
-of eyes are made by the tests (`tests/eyes.py`).
+there if BENCH_REQUIRE_DATA=1. Of the names of one file on images, the first runs on the published ones, the
+others on a few made-up ones (`truth.py`): they differ in the name of the data, which `test_data.py` reads.
+UCI tables that are missing are made up in their published layout, and so are small CIFARs
+(`tests/generated.py`) and photographs of eyes (`tests/eyes.py`).
 """
 
 import math
@@ -14,6 +15,7 @@ import time
 import types
 import typing
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,22 +25,21 @@ import numpy as np
 import pytest
 import torch
 import toys
+from conformance import truth
 from drawn import half_counts, names_in_legends, texts, unnamed
 
 import bench
-from bench import cli, data, figures, photographs, records, registry, tables
+from bench import cifar, cli, data, figures, photographs, records, registry, tables
 from bench.catalogue import misleads
 from bench.contract import CAPABILITIES, Row, Undefined
 from bench.data import array_digest
-from bench.errors import BenchError
+from bench.errors import BenchError, UsageError
 from bench.runner import finished, load_scores
 from bench.spec import misfit
 from bench.studies import references
 
 EMBEDDED = [name for name, source in data.SOURCES.items() if not source.files]
 EMBEDDED += [name for name, source in tables.SOURCES.items() if not source.folder]
-GENERATED = "uci_yacht"
-"""The task that gets made-up numbers in place of its table."""
 
 
 def settings_of(name, **values):
@@ -66,13 +67,18 @@ def name(request, monkeypatch, tmp_path_factory):
     dataset = getattr(settings_of(request.param), "dataset", None)
     if dataset in photographs.SOURCES:
         monkeypatch.setenv("BENCH_DATA", str(request.getfixturevalue("photographed")))
-    elif request.param == GENERATED:
-        folder = tmp_path_factory.mktemp("generated")
-        generated.write_public(folder, dataset)
-        monkeypatch.setenv("BENCH_DATA", str(folder))
     elif dataset in tables.SOURCES:
-        if tables.find(dataset) is None:
-            pytest.skip(f"the table {dataset} is in no folder of this machine: set BENCH_DATA")
+        if tables.find(dataset) is None:  # made-up numbers in the table's form
+            folder = tmp_path_factory.mktemp("generated")
+            generated.write_public(folder, dataset)
+            monkeypatch.setenv("BENCH_DATA", str(folder))
+    elif dataset in cifar.SOURCES:
+        monkeypatch.setattr(cifar, "load", generated.cifar)
+    elif request.param in alike(request.param)[1:] and dataset not in EMBEDDED:
+        small = replace(data.SOURCES[dataset], train=truth.SIZE, test=truth.TEST)
+        monkeypatch.setitem(data.SOURCES, dataset, small)
+        for reader in ("load", "unbalanced"):
+            monkeypatch.setattr(data, reader, partial(truth.World().images, reader))
     elif dataset is not None and data.find(dataset) is None:
         reason = f"{dataset} is in no folder of this machine: set BENCH_DATA"
         (pytest.fail if os.environ.get("BENCH_REQUIRE_DATA") == "1" else pytest.skip)(reason)
@@ -92,21 +98,45 @@ every_task = pytest.mark.parametrize(
 )
 
 
+def of_one_protocol():
+    """Names that differ in more than their data; of the others one, on data of the package if it can be."""
+    first = {}
+    for name in sorted(registry.tasks(), key=is_embedded, reverse=True):
+        entry = registry.task(name)
+        protocol = {key: value for key, value in entry.fixed.items() if key != "dataset"}
+        first.setdefault((entry.cls, repr(sorted(protocol.items()))), name)
+    return first.values()
+
+
+every_protocol = pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in of_one_protocol()],
+    indirect=True,
+)
+"""For what is drawn, which is dear, and the same code whatever the data."""
+
+
 def make(name, **values):
     """A task under its preset smoke."""
     return registry.task(name).cls(settings_of(name, **values))
 
 
+def alike(name):
+    """Names of the task's file on data that are not in the package, which are of one size."""
+    return [
+        n for n, e in registry.tasks().items() if e.file == registry.task(name).file and not is_embedded(n)
+    ]
+
+
 def method_for(name):
     """The dearest of the first methods that can do what the task needs; of tasks alike, for one of them.
 
-    Alike are the names of one file on images that are not in the package: data sets of one size.
+    A study in closed form has none.
     """
-    alike = [
-        n for n, e in registry.tasks().items() if e.file == registry.task(name).file and not is_embedded(n)
-    ]
+    if make(name).spec.closed_form:
+        return registry.NONE
     able = make(name).spec.requires <= registry.method("radial").provides
-    return "radial" if able and name not in alike[1:] else "map"
+    return "radial" if able and name not in alike(name)[1:] else "map"
 
 
 class Done(NamedTuple):
@@ -289,7 +319,7 @@ def test_score_gives_the_metrics_of_the_spec_within_their_ranges(name, runs):
 def test_score_is_pure(name, runs, monkeypatch):
     """From the arrays alone, on a task that can reach no data, changing nothing, and again the same."""
     done = runs(name)
-    for module, reader in ((data, "load"), (tables, "load"), (photographs, "prepared")):
+    for module, reader in ((data, "load"), (cifar, "load"), (tables, "load"), (photographs, "prepared")):
         monkeypatch.setattr(module, reader, lambda *_: pytest.fail("score read the data"))
     monkeypatch.setattr(references, "read", lambda *_: pytest.fail("score read a reference"))
     task, arrays = load_scores(done.directory)
@@ -432,11 +462,13 @@ def test_curves_are_finite(name, runs):
     assert len({row[:3] for row in rows}) == len(rows)
 
 
-@every_task
+@every_protocol
 def test_figures_are_drawn(name, runs, tmp_path):
-    task, arrays = load_scores(runs(name).directory)
+    """Small pictures, of the same bytes as those that the run left."""
+    directory, record, _ = runs(name)
+    task, arrays = load_scores(directory)
     charts = task.figures(arrays)
-    footer = figures.footer([runs(name).record.label])
+    footer = figures.footer([record.label])
     paths = figures.save(charts, tmp_path, footer)
     assert [path.name for path in paths] == [
         f"{chart}.{ending}" for chart in charts for ending in ("svg", "png")
@@ -445,11 +477,10 @@ def test_figures_are_drawn(name, runs, tmp_path):
         content = path.read_bytes()
         assert content.startswith(b"<svg" if path.suffix == ".svg" else b"\x89PNG")
         assert len(content) < 2**20
-    again = figures.save(task.figures(arrays), tmp_path / "again", footer)
-    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in paths]
+        assert content == (directory / "figures" / path.name).read_bytes()
 
 
-@every_task
+@every_protocol
 def test_figures_say_what_they_show(name, runs):
     """Method, task, preset and seed; what each dashed line and dot is; counts in whole numbers."""
     directory, record, _ = runs(name)
@@ -466,7 +497,7 @@ def test_figures_say_what_they_show(name, runs):
         assert names_in_legends(charts[chart]) <= set(said)
 
 
-@every_task
+@every_protocol
 def test_runs_are_compared(name, runs, tmp_path):
     """A run alone, and twice as two seeds: a table whose rows fit its header or sentences, and charts."""
     run = finished(runs(name).directory)
@@ -491,6 +522,13 @@ def test_smoke_preset_takes_less_than_a_minute(name, runs, start_up):
 
 @every_task
 def test_problem_is_the_one_that_a_fitted_method_is_rebuilt_from(name, runs):
+    """A study in closed form poses none, and leaves nothing that could predict."""
+    if make(name).spec.closed_form:
+        with pytest.raises(UsageError, match="no checkpoint"):
+            bench.load(runs(name).directory)
+        with pytest.raises(AttributeError, match="poses no problem"):
+            make(name).problem()
+        return
     fitted = bench.load(runs(name).directory)
     problem = make(name).problem()
     assert problem.num_train == len(problem.train)

@@ -12,6 +12,7 @@ from torch.utils.data import TensorDataset
 
 from bench import photographs, registry
 from bench.contract import Budget
+from bench.errors import UsageError
 from bench.studies import active
 from bench.tasks.active_learning import ActiveLearning
 from bench.tasks.split_mnist import SplitMNIST
@@ -33,6 +34,9 @@ def test_held_out_truth_moves_nothing_else(name, monkeypatch, tmp_path):
     entry = registry.task(name)
     if entry.fixed.get("dataset") in photographs.SOURCES:
         monkeypatch.setenv("BENCH_DATA", str(eyes.write_all(tmp_path)))
+    if truth.is_closed_form(entry):
+        truth.nothing_moves_anything(entry.cls, truth.smallest(entry))
+        return
     if entry.file in truth.NOTHING_PREDICTED:
         truth.held_out_data_move_nothing(entry.cls, truth.smallest(entry))
         return
@@ -73,6 +77,47 @@ def test_law_of_tasks_without_predictions():
     truth.held_out_data_move_nothing(LooksAtTraining, moons.SETTINGS)
     with pytest.raises(AssertionError, match="held-out data move loss"):
         truth.held_out_data_move_nothing(LooksAtTheTest, moons.SETTINGS)
+
+
+class Closed(LooksAtTraining):
+    """Nothing is fitted."""
+
+    spec = replace(moons.TwoMoons(moons.SETTINGS).spec, closed_form=True)
+
+    def run(self, engine):
+        """A constant, but for what a cheat adds."""
+        return {"number": np.array(0.5 + self.shift())}
+
+
+class ReadsData(Closed):
+    """A training label moves a number."""
+
+    def shift(self):
+        """By the label of the first point."""
+        return float(self.own_data("train")[1][0])
+
+
+class Fits(Closed):
+    """A method after all."""
+
+    def shift(self):
+        """By nothing, at the cost of a fit."""
+        engine = self.engine
+        engine.fit(self.problem(), Budget(1))
+        return 0.0
+
+    def run(self, engine):
+        """Keeps the engine."""
+        self.engine = engine
+        return super().run(engine)
+
+
+def test_law_of_studies_in_closed_form():
+    truth.nothing_moves_anything(Closed, moons.SETTINGS)
+    with pytest.raises(AssertionError, match="data move number"):
+        truth.nothing_moves_anything(ReadsData, moons.SETTINGS)
+    with pytest.raises(UsageError, match="METHOD none fits nothing"):
+        truth.nothing_moves_anything(Fits, moons.SETTINGS)
 
 
 @pytest.mark.parametrize("cheat", moons.CHEATS, ids=lambda cheat: cheat.__name__)

@@ -27,13 +27,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+import generated
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import data, registry, tables
+from bench import cifar, data, registry, tables
 from bench.contract import Arrays, Problem, Task
 from bench.data import array_digest
 from bench.engine import Engine, TrainerOptions
@@ -58,7 +59,7 @@ SMALLEST = {
 WEIGHED_IN_THE_RUN = {"singular_evidence": {"log_ratios"}}
 """Arrays that a run makes of held-out truth itself. singular_evidence: predictive densities at 5,000 fresh
 observations under every draw are too many numbers to keep, so the run sums over the draws."""
-NOTHING_PREDICTED = ("gradient_variance", "training_dynamics")
+NOTHING_PREDICTED = ("gradient_variance", "training_dynamics", "trained_product_matrix")
 """Files of tasks that look at training alone: they have no targets, and no held-out data reach them."""
 
 OPEN = ("train", "val", "pool")
@@ -67,6 +68,8 @@ OPEN = ("train", "val", "pool")
 LOADERS = tuple(
     os.path.join(*parts) + os.sep for parts in (("sklearn", "datasets"), ("torchvision", "datasets"))
 )
+FITTER = os.path.join("sklearn", "mixture") + os.sep
+"""Fits what it is handed, by a RandomState that it seeds; its first call looks for plug-ins on disk."""
 SIZE, TEST = 1300, 60
 """Training and test images of the law's world."""
 ROWS = 60
@@ -83,6 +86,11 @@ def smallest(entry: registry.Entry) -> Any:
             continue
         values = smaller
     return registry.build(entry.cls.settings_class, values, "task")
+
+
+def is_closed_form(entry: registry.Entry) -> bool:
+    """Whether the task is a study in closed form."""
+    return bool(entry.cls(smallest(entry)).spec.closed_form)
 
 
 # ------------------------------------------------------------------------------------------------- changes
@@ -145,6 +153,14 @@ class World:
             labels[row] = (labels[row] + 1) % data.CLASSES
         return data.Images(train[0], labels, *self.held_out(source, *test), digest="0" * 64)
 
+    def cifar(self, name: str, *_: Any) -> Arrays:
+        """In place of `bench.cifar.load`: classes that differ in brightness."""
+        found = generated.cifar(name, train=SIZE, test=TEST)
+        if self.training:
+            found["train_labels"] = shuffled(found["train_labels"])
+        inputs, labels = self.held_out(name, found["test_inputs"].astype(int), found["test_labels"])
+        return found | {"test_inputs": inputs.clip(0, 255).astype(np.uint8), "test_labels": labels}
+
     def held_out(self, part: str, inputs: Any, labels: Any) -> tuple[Any, Any]:
         """The test examples of this world."""
         self.sizes[part] = len(inputs)
@@ -199,6 +215,8 @@ def watched(world: World, module: Any) -> Iterator[None]:
 
     def note(what: str, frame: Any) -> None:
         while frame is not None and frame.f_code.co_filename != here:
+            if FITTER in frame.f_code.co_filename:
+                return
             frame = frame.f_back
         where = "" if frame is None else f", line {frame.f_lineno} of {os.path.basename(here)}"
         world.reads.append(f"{what}{where}")
@@ -223,6 +241,7 @@ def watched(world: World, module: Any) -> Iterator[None]:
 
     make = np.random.default_rng
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "dont_write_bytecode", True)  # an import that compiles opens a file
         for holder in (np.random, module):
             for name in [n for n, value in vars(holder).items() if value is make]:
                 patch.setattr(holder, name, generator)
@@ -267,6 +286,8 @@ class Teller:
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self.engine, name)
+        if name == "fit_stages":
+            return partial(self._staged, found)
         if name not in ("fit", "fit_many", "fit_weighted", "predict"):
             return found
 
@@ -280,6 +301,26 @@ class Teller:
             return result
 
         return call
+
+    def _staged(self, fit_stages: Any, stages: list[str], pose: Callable[[int], Problem], budget: Any) -> Any:
+        """Fits one after another; the task's own code, which poses their problems, is watched."""
+        watch = sys.getprofile()
+
+        def posed(k: int) -> Problem:
+            sys.setprofile(watch)
+            try:
+                problem = pose(k)
+            finally:
+                sys.setprofile(None)
+            self.told.append(("given to fit_stages", _digest(problem)))
+            return problem
+
+        fits = fit_stages(stages, posed, budget)
+        for _ in stages:
+            with unwatched():
+                method = next(fits)
+            self.told.append(("fitted weights", _digest(method)))
+            yield method
 
 
 def _digest(value: Any) -> str:
@@ -348,6 +389,9 @@ def placed(task: Task, world: World, held_out: Ahead) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(data, "load", source(partial(images, "load")))
         patch.setattr(data, "unbalanced", source(partial(images, "unbalanced")))
+        # What a task reads in its own_data is changed there, once.
+        is_own = type(task).own_data is not Task.own_data
+        patch.setattr(cifar, "load", generated.cifar if is_own else source(world.cifar))
         patch.setattr(tables, "load", source(lambda name, *_: world.table(name, held_out(name))))
         patch.setattr(task, "own_data", source(lambda *a: world.own_data(own, *a)))
         patch.setattr(references, "read", lambda *_: {})  # of a reference no run knows, nor this law
@@ -361,6 +405,8 @@ def run(cls: type[Task], settings: Any, world: World, held_out: Ahead) -> Outcom
     task: Task = cls(settings)
     able = (registry.method(name) for name in ("map", "mfvi", *registry.methods()))
     method = next(m for m in able if task.spec.requires <= m.provides)
+    if task.spec.closed_form:
+        method = registry.method(registry.NONE)
     own = registry.build(method.cls.settings_class, dict(method.fixed), "method")
     engine = Teller(Engine(method.cls, own, 0, trainer=TrainerOptions(accelerator="cpu")))
     with placed(task, world, held_out):
@@ -440,6 +486,19 @@ def held_out_data_move_nothing(cls: type[Task], settings: Any) -> None:
     assert any(differ(base.arrays[n], taught.arrays[n]) for n in base.arrays), (
         "training labels change no array"
     )
+
+
+def nothing_moves_anything(cls: type[Task], settings: Any) -> None:
+    """Of a study in closed form: it reads no data, fits nothing, and no data change a number of it."""
+    worlds = World(), World(labels=True, inputs=True, training=True)
+    held_out = Ahead(cls, settings)
+    base, other = (run(cls, settings, each, held_out) for each in worlds)
+    reads = [*worlds[0].reads, *worlds[1].reads, *import_again(sys.modules[cls.__module__])]
+    assert not reads, f"a study in closed form reads: {'; '.join(reads)}"
+    assert not base.targets, "a study in closed form with held-out truth"
+    assert not base.told, "a study in closed form fits or logs"
+    for name, array in base.arrays.items():
+        assert not differ(array, other.arrays[name]), f"data move {name}"
 
 
 def differ(one: np.ndarray, two: np.ndarray) -> bool:
