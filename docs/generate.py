@@ -28,7 +28,7 @@ from bench.comparison import by_task
 from bench.contract import CAPABILITIES, Comparison, FinishedRun
 from bench.diagnostics import mixed
 from bench.intervals import differences, student
-from bench.leaderboard import codes, entries
+from bench.leaderboard import codes, entries, ranking
 from bench.leaderboard.store import run_arrays
 from bench.records import Record
 from bench.registry import methods
@@ -929,6 +929,44 @@ def fidelity() -> str:
     return or_none(["method", *(f"`{task}`" for task in tasks)], rows)
 
 
+QUESTIONS = {
+    "Remembering": ("split_digits", "continual"),
+    "Shift": ("shift_digits", "shift"),
+    "New classes": ("ood_digits", "ood"),
+    "Referral": ("retinopathy_synthetic", "retinopathy"),
+    "Active testing": ("active_testing_digits", "active_testing"),
+    "Fidelity": ("fidelity_digits", "fidelity"),
+}
+"""Question -> the task that stands for it, and its page."""
+
+
+def questions() -> str:
+    """Every method on one task of each question: the main metric, and the ranks that its seeds leave open."""
+    cells: dict[str, dict[str, str]] = {}
+    heads = []
+    for question, (task, folder) in QUESTIONS.items():
+        found = {m: group for t, m, group in groups(task) if t == task and m in methods()}
+        if not found:
+            continue
+        run = finished(next(iter(found.values()))[0][0])
+        main = run.task.spec.main_metric
+        higher = run.task.spec.metrics[main].higher_is_better
+        runs = {m: [ranking.Run(r.metrics.get(main)) for _, r in group] for m, group in found.items()}
+        standing = ranking.rank([ranking.Entry(*entry) for entry in runs.items()], higher)
+        for place in standing.places:
+            ranks = "not ranked" if place.ranks is None else "{} to {}".format(*place.ranks)
+            values = [one.value for one in runs[place.name] if one.value is not None]
+            mean = interval(values) if values else "-"
+            cells.setdefault(place.name, {})[question] = f"{mean} ({ranks})"
+        better = "higher" if higher else "lower"
+        heads.append(
+            f"[{question}](docs/tasks/{folder}.md): {main.replace('_', ' ')} on `{task}`, {better} is better"
+        )
+    shown = [question for question in QUESTIONS if any(question in row for row in cells.values())]
+    rows = [[f"`{method}`", *(cells[method].get(q, "-") for q in shown)] for method in sorted(cells)]
+    return table(["method", *shown], rows) + "\n\n" + "\n".join(f"- {head}" for head in heads)
+
+
 def said_if_any(task: str) -> str:
     """What `bench figures RUN.. --to DIR` says of the committed runs of a task."""
     return active_said(task) if finished_runs(task) else "No run is committed yet."
@@ -958,6 +996,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "results shift_fashion_mnist": lambda: results_if_any("shift_fashion_mnist"),
     "results shift_cifar10": lambda: results_if_any("shift_cifar10"),
     "fidelity": fidelity,
+    "questions": questions,
     "chains toy_regression": lambda: chains("toy_regression"),
     "chains iris_depth": lambda: chains("iris_depth"),
     "continual runs": continual_runs,
