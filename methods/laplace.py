@@ -15,7 +15,7 @@ setting `predictive`). With `last_layer` all other weights are a point mass, and
 given. Kronecker: A (x) G plus a prior that is no multiple of the identity in a layer has no common
 eigenbasis; the sum's diagonal in the eigenbasis of its two partial traces is kept, which is exact for a
 first, isotropic prior. `tuned` maximises the Laplace evidence over one prior precision with w* held fixed, in
-a run's first fit.
+a run's first fit. `laplace_last_layer` is the full covariance of the last layer.
 Cost: as maximum a posteriori; after the fit one backward pass per output and example (diagonal and full on
 networks of other layers than linear and convolutional: a Jacobian per example); `full` takes O(d^3) time.
 Stored per weight: 2 numbers (diagonal), about 4 (Kronecker, square layers), d + 2 (full).
@@ -46,7 +46,10 @@ from bench.priors import is_normal, joined_normals, normal_tensor
 from bench.settings import Positive, settings
 from bench.weights import forward, linearised, ravel, unravel
 
-NAMES: dict[str, dict[str, object]] = {"laplace": {}}
+NAMES: dict[str, dict[str, object]] = {
+    "laplace": {},
+    "laplace_last_layer": {"weights": "last_layer", "curvature": "full"},
+}
 SEARCH = {"learning_rate": (1e-4, 1e-2, "log")}
 
 

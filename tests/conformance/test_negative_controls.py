@@ -167,6 +167,16 @@ class RepeatsOneSample(MFVI):
         }
 
 
+class PointLayer(MFVI):
+    """Draws the last layer alone, and says that all weights vary."""
+
+    def sample_weights(self, num_samples, generator):
+        draws = super().sample_weights(num_samples, generator)
+        means = self.moments()[0]
+        points = {n: m.expand(num_samples, *m.shape).clone() for n, m in list(means.items())[:-2]}
+        return draws | points
+
+
 class ChangesItself(MFVI):
     """Moves its weights when it predicts."""
 
@@ -426,6 +436,7 @@ BROKEN = [
     (SilentInEval, laws.prediction_ignores_the_mode),
     (RepeatsOneSample, laws.predictions_are_valid),
     (RepeatsOneSample, laws.weight_samples_have_shape),
+    (PointLayer, laws.weight_samples_have_shape),
     (ChangesItself, laws.prediction_changes_nothing),
     (FrozenBias, laws.gradients_reach_every_parameter),
     (DetachedScale, laws.gradients_reach_every_parameter),
