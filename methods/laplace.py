@@ -42,6 +42,7 @@ from bench.divergence import log_prob
 from bench.energy import likelihood_term
 from bench.errors import UsageError
 from bench.families import curvature
+from bench.families.last_layer import last_linear, names_of
 from bench.priors import is_normal, joined_normals, normal_tensor
 from bench.settings import Positive, settings
 from bench.weights import forward, linearised, ravel, unravel
@@ -256,11 +257,10 @@ class Laplace(Method):
         """Names of the weights that get a covariance: the last ones of the ravelled vector."""
         if self.settings.weights == "all":
             return [name for name, _ in self.network.named_parameters()]
-        owners = [m for m in self.network.modules() if list(m.parameters(recurse=False))]
-        if type(owners[-1]) is not nn.Linear:
+        path = last_linear(self.network)
+        if path is None:
             raise UsageError("laplace: weights last_layer needs a linear layer at the end; take weights all")
-        own = {id(p) for p in owners[-1].parameters()}
-        return [name for name, p in self.network.named_parameters() if id(p) in own]
+        return names_of(self.network, path)
 
     def _make_blocks(self) -> list[Block]:
         """Standard deviations and bases of fixed shapes, for curvature that can be afforded here."""

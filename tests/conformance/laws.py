@@ -851,7 +851,7 @@ def moments_are_those_of_the_samples(case: Case, samples: int = 4000) -> None:
 
 SEEDS = 8
 """Fits of the law below."""
-EXACT = Budget(epochs=2000)
+EXACT = Budget(epochs=200)
 """What the law below poses: full batches. A sampler spends what its settings say instead."""
 
 
@@ -864,7 +864,7 @@ def draws_are_of_the_exact_posterior(case: Case) -> None:
     effective sample size over the fits as chains, which must be 60. False alarm: 15 x 7e-6 = 1e-4. The prior
     holds about as much as the data and disagrees with them, so that its weight is seen.
 
-    Posed: eight fits, of 2,000 epochs of one full batch each, under the preset smoke and, on top of it, what
+    Posed: eight fits, of 200 epochs of one full batch each, under the preset smoke and, on top of it, what
     the method's oracle file `tests/oracles/test_<file>.py` calls `EXACT`. A fit is asked for all its distinct
     draws, 64 at most, in the order in which it made them.
     """

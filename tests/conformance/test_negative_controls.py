@@ -485,7 +485,7 @@ def test_law_catches_draws_of_another_distribution(cls):
     case = Case(cls, EXACT if issubclass(cls, Langevin) else {}, problems.linear())
     with pytest.raises(AssertionError, match=INEXACT[cls]) as info:
         laws.draws_are_of_the_exact_posterior(case)
-    assert "2000 epochs of 1 batches" in info.value.__notes__[0]
+    assert "200 epochs of 1 batches" in info.value.__notes__[0]
 
 
 @pytest.mark.slow
