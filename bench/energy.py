@@ -13,7 +13,11 @@ def likelihood_term(likelihood: Likelihood, outputs: Tensor, batch: Batch, num_t
     -(num_train / B) * sum_b weight_b * mean_s log p(y_b | f_s(x_b)), outputs `[S, B, ...]`. Example weights
     multiply and are not normalised: a weight of 2 is the example twice.
     """
-    log_probs = likelihood.log_prob(outputs, batch.targets).mean(0)  # [B]
+    return full_nll(likelihood.log_prob(outputs, batch.targets).mean(0), batch, num_train)
+
+
+def full_nll(log_probs: Tensor, batch: Batch, num_train: int) -> Tensor:
+    """The same of log likelihoods `[B]` that are expectations already, or bounds on them."""
     if batch.weights is not None:
         log_probs = log_probs * batch.weights
     return log_probs.sum() * (-num_train / len(log_probs))

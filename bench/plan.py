@@ -59,15 +59,10 @@ class Plan:
             UsageError: If a name or a setting is wrong, or the method lacks what the task needs.
         """
         registry.import_own(self.method, self.task)
-        return registry.choose(
-            self.method,
-            self.task,
-            self.preset,
-            self.method_settings,
-            self.task_settings,
-            self.members,
-            self.trainer.get("precision", registry.FULL_PRECISION),
-        )
+        precision = self.trainer.get("precision", registry.FULL_PRECISION)
+        given = self.preset, self.method_settings, self.task_settings, self.members, precision
+        choice = registry.choose(self.method, self.task, *given)
+        return registry.under_its_name(choice, self.task_settings, precision)
 
     def command(self, threads: int | None = None, processes: int = 1) -> str:
         """The command line that makes this run again: all that changes its numbers, no folders.

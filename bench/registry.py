@@ -379,3 +379,30 @@ def choose(
         preset,
         tuning,
     )
+
+
+def under_its_name(choice: Choice, task_values: Mapping[str, Any], precision: str = FULL_PRECISION) -> Choice:
+    """The choice under the name that fixes most of what it chose: one posterior has one name.
+
+    `laplace` with the settings that `laplace_last_layer` fixes is `laplace_last_layer`. Settings stay as they
+    are. Names that spell out settings (`PATTERN`) are not looked for.
+
+    Args:
+        choice: Of a method by the name that was typed.
+        task_values: What the choice was given of the task's settings.
+        precision: What the choice was given of the precision of training.
+    """
+    typed, chosen = choice.method, asdict(choice.method_settings)
+    narrower = [
+        entry
+        for entry in methods().of_file(typed.file)
+        if entry.cls is typed.cls
+        and len(entry.fixed) > len(typed.fixed)
+        and all(chosen[name] == value for name, value in entry.fixed.items())
+    ]
+    if not narrower:
+        return choice
+    entry = max(narrower, key=lambda entry: len(entry.fixed))
+    values = {name: value for name, value in chosen.items() if name in entry.flags()}
+    members = typed.members
+    return choose(entry.name, choice.task.name, choice.preset, values, task_values, members, precision)

@@ -15,7 +15,7 @@ setting `predictive`). With `last_layer` all other weights are a point mass, and
 given. Kronecker: A (x) G plus a prior that is no multiple of the identity in a layer has no common
 eigenbasis; the sum's diagonal in the eigenbasis of its two partial traces is kept, which is exact for a
 first, isotropic prior. `tuned` maximises the Laplace evidence over one prior precision with w* held fixed, in
-a run's first fit.
+a run's first fit. `laplace_last_layer` is the full covariance of the last layer.
 Cost: as maximum a posteriori; after the fit one backward pass per output and example (diagonal and full on
 networks of other layers than linear and convolutional: a Jacobian per example); `full` takes O(d^3) time.
 Stored per weight: 2 numbers (diagonal), about 4 (Kronecker, square layers), d + 2 (full).
@@ -42,11 +42,15 @@ from bench.divergence import log_prob
 from bench.energy import likelihood_term
 from bench.errors import UsageError
 from bench.families import curvature
+from bench.families.last_layer import last_linear, names_of
 from bench.priors import is_normal, joined_normals, normal_tensor
 from bench.settings import Positive, settings
 from bench.weights import forward, linearised, ravel, unravel
 
-NAMES: dict[str, dict[str, object]] = {"laplace": {}}
+NAMES: dict[str, dict[str, object]] = {
+    "laplace": {},
+    "laplace_last_layer": {"weights": "last_layer", "curvature": "full"},
+}
 SEARCH = {"learning_rate": (1e-4, 1e-2, "log")}
 
 
@@ -253,11 +257,10 @@ class Laplace(Method):
         """Names of the weights that get a covariance: the last ones of the ravelled vector."""
         if self.settings.weights == "all":
             return [name for name, _ in self.network.named_parameters()]
-        owners = [m for m in self.network.modules() if list(m.parameters(recurse=False))]
-        if type(owners[-1]) is not nn.Linear:
+        path = last_linear(self.network)
+        if path is None:
             raise UsageError("laplace: weights last_layer needs a linear layer at the end; take weights all")
-        own = {id(p) for p in owners[-1].parameters()}
-        return [name for name, p in self.network.named_parameters() if id(p) in own]
+        return names_of(self.network, path)
 
     def _make_blocks(self) -> list[Block]:
         """Standard deviations and bases of fixed shapes, for curvature that can be afforded here."""

@@ -15,6 +15,7 @@ import bench.tasks
 from bench import registry
 from bench.contract import CAPABILITIES, Method, Task
 from bench.errors import UsageError
+from bench.plan import Plan
 from bench.registry import Entry, identity
 
 KINDS = {
@@ -170,6 +171,34 @@ def test_names_that_spell_out_settings_begin_with_the_name_of_their_file():
 
 def test_names_of_methods_and_tasks_do_not_collide():
     assert not registry.methods().keys() & registry.tasks().keys()
+
+
+@pytest.mark.parametrize(
+    ("typed", "settings", "members", "identity"),
+    [
+        ("laplace", {"weights": "last_layer", "curvature": "full"}, None, "laplace_last_layer"),
+        ("laplace_last_layer", {}, None, "laplace_last_layer"),
+        (
+            "laplace",
+            {"weights": "last_layer", "curvature": "full", "prior_precision": "tuned"},
+            None,
+            "laplace_last_layer+prior_precision=tuned",
+        ),
+        ("laplace", {"weights": "last_layer", "curvature": "full"}, 4, "laplace_last_layer+members=4"),
+        ("laplace", {"weights": "last_layer"}, None, "laplace+weights=last_layer"),
+        ("laplace", {"curvature": "full"}, 2, "laplace+members=2,curvature=full"),
+        ("sghmc", {"schedule": "cyclical"}, None, "sghmc_cyclical"),
+        ("map", {}, 3, "deep_ensemble"),
+        ("nf_gamma_10_1_100_True", {}, None, "nf_gamma_10_1_100_True"),
+    ],
+)
+def test_a_run_has_the_name_that_fixes_most_of_its_settings(typed, settings, members, identity):
+    """However it was typed, with the settings that were typed; this task has presets of both laplaces."""
+    values = {"method_settings": settings, "members": members}
+    chosen = Plan(method=typed, task="fidelity_digits", **values).choice()
+    assert chosen.method_identity == identity
+    assert asdict(chosen.method_settings).items() >= settings.items()
+    assert chosen.tuning == registry.choose(chosen.method.name, "fidelity_digits").tuning
 
 
 # ---- presets
