@@ -124,7 +124,7 @@ SHIFTED = [
     *("ece", "conformal_coverage", "ood_auroc"),
 ]
 COLUMNS = {
-    "split_mnist": ["average_accuracy", "minimum_learning_accuracy", "forgetting", "average_nll"],
+    "split_mnist": ["minimum_learning_accuracy", "forgetting", "average_accuracy", "average_nll"],
     "toy_regression": ["gap_ratio", "gap_sd", "data_sd", "test_nll", "gap_nll", "wasserstein_to_reference"],
     "iris_depth": ["cross_entropy", "best_tenth_cross_entropy", "accuracy", "agreement", "total_variation"],
     "diabetes_regression": ["log_likelihood", "log_likelihood_standard_error", "rmse", "coverage_error"],
