@@ -28,7 +28,8 @@ from bench.comparison import by_task
 from bench.contract import CAPABILITIES, Comparison, FinishedRun
 from bench.diagnostics import mixed
 from bench.intervals import differences, student
-from bench.leaderboard import codes, entries, ranking
+from bench.leaderboard import codes, entries, findings, ranking
+from bench.leaderboard.findings import Claim, Finding, Word
 from bench.leaderboard.store import run_arrays
 from bench.records import Record
 from bench.registry import methods
@@ -42,6 +43,7 @@ SPEED = ROOT / "benchmarks" / "peers.json"
 SMALL_FITS = ROOT / "benchmarks" / "small_fits.json"
 SPLIT_MNIST = ROOT / "docs" / "tasks" / "split_mnist.md"
 COSTS = ROOT / "benchmarks" / "methods.json"
+CLAIMS = ROOT / "docs" / "findings.yaml"
 FIGURES = {
     (singular.Triplet("tanh", 576, *triplet), singular_table.parsed(method))
     for triplet, methods in {
@@ -122,7 +124,7 @@ SHIFTED = [
     *("ece", "conformal_coverage", "ood_auroc"),
 ]
 COLUMNS = {
-    "split_mnist": ["average_accuracy", "minimum_learning_accuracy", "forgetting", "average_nll"],
+    "split_mnist": ["minimum_learning_accuracy", "forgetting", "average_accuracy", "average_nll"],
     "toy_regression": ["gap_ratio", "gap_sd", "data_sd", "test_nll", "gap_nll", "wasserstein_to_reference"],
     "iris_depth": ["cross_entropy", "best_tenth_cross_entropy", "accuracy", "agreement", "total_variation"],
     "diabetes_regression": ["log_likelihood", "log_likelihood_standard_error", "rmse", "coverage_error"],
@@ -967,6 +969,110 @@ def questions() -> str:
     return table(["method", *shown], rows) + "\n\n" + "\n".join(f"- {head}" for head in heads)
 
 
+# ---- findings
+
+
+@cache
+def all_findings() -> list[Finding]:
+    """What the committed records say of every claim."""
+    return [findings.find(claim) for claim in findings.read(CLAIMS)]
+
+
+def protocols() -> dict[str, str]:
+    """Sentence on a smaller protocol -> its number, in the order of the claims."""
+    said = [finding.claim.same or finding.claim.other for finding in all_findings()]
+    return {sentence: str(number) for number, sentence in enumerate(dict.fromkeys(filter(None, said)), 1)}
+
+
+def findings_counts() -> str:
+    """How many headlines have which verdict, and how many of these verdicts chance may have made."""
+    asked = [finding for finding in all_findings() if finding.claim.protocol != "other"]
+    count = Counter(finding.verdict for finding in asked)
+    exact = Counter(finding.verdict for finding in asked if finding.is_exact)
+    judged = sum(finding.verdict != "no verdict" and not finding.is_exact for finding in all_findings())
+    words = ", ".join(
+        f"**{count[word]} {word}**"
+        + (f" ({exact[word]} of them exactly, in closed form)" if exact[word] else "")
+        for word in ("contradicted", "reproduced")
+    )
+    return (
+        f"Of {len(all_findings())} headlines {len(asked)} are put to their own protocol, or to a smaller one "
+        f"that answers the same question: {words}, {count['undecided']} undecided, {count['no verdict']} "
+        f"without the three seeds that a verdict takes. The other {len(all_findings()) - len(asked)} are so "
+        f"far put to a smaller protocol that may answer another question, and stay open. {judged} intervals "
+        f"of 95% stand behind all this: at most {0.05 * judged:.1f} of them are expected to miss their true "
+        "value."
+    )
+
+
+def contrast(claim: Claim) -> str:
+    """What is compared, and where it should lie."""
+    names = [f"`{term.metric or claim.metric}`" for term in claim.terms]
+    what = claim.contrast or " minus ".join(dict.fromkeys(names))
+    if claim.contrast is None and len(claim.terms) == 2 and names[0] == names[1]:
+        what += ", first minus second"
+    return f"{what}: {claim.expected}"
+
+
+def ours(finding: Finding) -> str:
+    """The contrast with its interval and what it is over."""
+    found = finding.interval
+    if found is None:
+        return "no run"
+    centre, low, high = (
+        "-" if np.isnan(x) else f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.3g}" for x in found[:3]
+    )
+    between = "" if finding.is_exact or np.isnan(found.low) else f" ({low} to {high})"
+    return f"{centre}{between}, {found.basis}"
+
+
+def verdict(finding: Finding) -> str:
+    """The verdict; where undecided, the seeds that would decide."""
+    if finding.verdict != "undecided":
+        return finding.missing or finding.verdict
+    unit = finding.claim.per or "seed"
+    return (
+        f"undecided; {finding.needed} {unit}s"
+        if finding.needed
+        else f"undecided; over {findings.MOST} {unit}s"
+    )
+
+
+def findings_table(word: Word | None) -> str:
+    """The claims of a verdict; None is those whose protocol may answer another question."""
+    rows = []
+    for finding in all_findings():
+        claim = finding.claim
+        if (claim.protocol == "other") != (word is None) or word not in (None, finding.verdict):
+            continue
+        protocol = protocols().get(claim.same or claim.other or "")
+        rows.append(
+            [
+                *(claim.claim, claim.source, contrast(claim), ours(finding)),
+                *(verdict(finding), f"[{protocol}](#protocols)" if protocol else "paper"),
+                "<br>".join(f"`{command}`" for command in finding.commands()),
+            ]
+        )
+    return or_none(["claim", "source", "contrast", "ours", "verdict", "protocol", "commands"], rows)
+
+
+def findings_protocols() -> str:
+    """The sentences on smaller protocols, by their numbers."""
+    return "\n".join(f"{number}. {sentence}." for sentence, number in protocols().items())
+
+
+def findings_thresholds() -> str:
+    """Why every number that is not 0 is what it is."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for claim in (finding.claim for finding in all_findings()):
+        if not claim.expected.endswith(" 0") or not claim.why.startswith("Only the"):
+            found.setdefault((contrast(claim), claim.why), []).append(claim.source)
+    return table(
+        ["contrast", "source", "why this number"],
+        [[contrast, "; ".join(dict.fromkeys(sources)), why] for (contrast, why), sources in found.items()],
+    )
+
+
 def said_if_any(task: str) -> str:
     """What `bench figures RUN.. --to DIR` says of the committed runs of a task."""
     return active_said(task) if finished_runs(task) else "No run is committed yet."
@@ -997,6 +1103,14 @@ PARTS: dict[str, Callable[[], str]] = {
     "results shift_cifar10": lambda: results_if_any("shift_cifar10"),
     "fidelity": fidelity,
     "questions": questions,
+    "findings counts": findings_counts,
+    "findings contradicted": lambda: findings_table("contradicted"),
+    "findings reproduced": lambda: findings_table("reproduced"),
+    "findings undecided": lambda: findings_table("undecided"),
+    "findings without verdict": lambda: findings_table("no verdict"),
+    "findings of another question": lambda: findings_table(None),
+    "findings protocols": findings_protocols,
+    "findings thresholds": findings_thresholds,
     "chains toy_regression": lambda: chains("toy_regression"),
     "chains iris_depth": lambda: chains("iris_depth"),
     "continual runs": continual_runs,

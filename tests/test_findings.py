@@ -1,0 +1,199 @@
+"""Verdicts on the documents' headlines: the rule by hand-made cases, and the page held to the records."""
+
+import re
+import shlex
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from bench.commands import running
+from bench.errors import UsageError
+from bench.intervals import Interval, student
+from bench.leaderboard import entries, findings
+from bench.records import read_record, write_record
+
+ROOT = Path(__file__).parent.parent
+CLAIMS = findings.read(ROOT / "docs" / "findings.yaml")
+PAGE = (ROOT / "docs" / "findings.md").read_text()
+SOURCES = ("Farquhar 2022", "Resolution of Singularities 2022", "Kurle et al. 2022", "nn4post 2017")
+MAP, MFVI = {"method": "map", "task": "split_digits"}, {"method": "mfvi", "task": "split_digits"}
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What the committed records say of every claim."""
+    return [findings.find(claim) for claim in CLAIMS]
+
+
+def claim(*terms, **fields):
+    """A claim on split_digits: that the contrast is above 0, unless given otherwise."""
+    if not {"above", "below", "within"} & fields.keys():
+        fields["above"] = 0
+    texts = {"id": "x", "claim": "x", "source": "x", "why": "x", "same": "x", "metric": "average_accuracy"}
+    return findings.Claim(**texts | {"terms": terms} | fields)
+
+
+def write(folder, method, values, status="completed"):
+    """Writes records on split_digits, seed -> average accuracy; None is a run with that status."""
+    for seed, value in values.items():
+        path = entries.directory_of("split_digits", method, 0)
+        record = read_record(path)
+        changed = {"seed": seed, "metrics": record.metrics | {"average_accuracy": value}}
+        if value is None:
+            changed |= {"status": status, "reason": "x", "undefined": {"average_accuracy": "x"}}
+        target = folder / "split_digits" / method / f"seed{seed}"
+        target.mkdir(parents=True)
+        write_record(target, record.model_copy(update=changed))
+
+
+# ------------------------------------------------------------------------------------------------ the rule
+
+
+@pytest.mark.parametrize(
+    ("bound", "low", "high", "word"),
+    [
+        ({"above": 0}, 0.1, 0.3, "reproduced"),
+        ({"above": 0}, -0.3, -0.1, "contradicted"),
+        ({"above": 0}, -0.1, 0.3, "undecided"),
+        ({"above": 0.2}, 0.1, 0.3, "undecided"),
+        ({"above": 0.2}, 0.05, 0.1, "contradicted"),
+        ({"below": 0.2}, 0.1, 0.15, "reproduced"),
+        ({"below": 0.2}, 0.25, 0.3, "contradicted"),
+        ({"within": 0.2}, -0.1, 0.1, "reproduced"),
+        ({"within": 0.2}, 0.1, 0.3, "undecided"),
+        ({"within": 0.2}, -0.4, -0.3, "contradicted"),
+        ({"within": 0.2}, -0.3, 0.3, "undecided"),
+        ({"above": 0}, 0, 0, "undecided"),
+    ],
+)
+def test_an_interval_decides_where_it_lies_wholly_on_one_side(bound, low, high, word):
+    assert claim(MAP, **bound).judge(Interval((low + high) / 2, low, high, "")) == word
+
+
+def test_the_seeds_needed_are_the_fewest_whose_interval_would_decide():
+    """Mean 2 and sd 1 above 0: t is 4.303 for three values, 3.182 for four; 4.303/3^.5 > 2 > 3.182/4^.5."""
+    assert student([1.0, 2.0, 3.0]).low < 0
+    assert claim(MAP).needed([1.0, 2.0, 3.0]) == 4
+    assert claim(MAP).needed([-1.0, 0.0, 1.001]) is None
+    assert claim(MAP, within=4).needed([1.0, 2.0, 3.0]) == 4  # 2 away from the nearer limit
+
+
+def test_the_contrast_is_paired_by_seed(tmp_path):
+    write(tmp_path, "map", {0: 0.5, 1: 0.6, 2: 0.75, 7: 0.0})
+    write(tmp_path, "mfvi", {0: 0.4, 1: 0.5, 2: 0.6, 8: 0.9})
+    better = findings.find(claim(MAP, MFVI | {"weight": -1}), [tmp_path])
+    assert better.values == pytest.approx({0: 0.1, 1: 0.1, 2: 0.15})
+    assert better.verdict == "reproduced"
+    assert findings.find(claim(MFVI, MAP | {"weight": -1}), [tmp_path]).verdict == "contradicted"
+    other = findings.find(claim(MAP, MFVI | {"weight": -1, "metric": "forgetting"}), [tmp_path])
+    forgetting = read_record(tmp_path / "split_digits" / "mfvi" / "seed0").metrics["forgetting"]
+    assert other.values[0] == pytest.approx(0.5 - forgetting)
+
+
+def test_two_seeds_give_no_verdict(tmp_path):
+    write(tmp_path, "map", {0: 0.5, 1: 0.6, 2: 0.7})
+    write(tmp_path, "mfvi", {0: 0.1, 1: 0.2})
+    assert findings.find(claim(MAP, MFVI | {"weight": -1}), [tmp_path]).verdict == "no verdict"
+
+
+def test_runs_that_share_no_seed_are_not_compared(tmp_path):
+    write(tmp_path, "map", {0: 0.5, 1: 0.6, 2: 0.7})
+    write(tmp_path, "mfvi", {3: 0.1, 4: 0.2, 5: 0.1})
+    apart = findings.find(claim(MAP, MFVI | {"weight": -1}), [tmp_path])
+    assert (apart.interval, apart.verdict) == (None, "no verdict")
+
+
+def test_a_diverged_run_counts_as_stated_and_is_never_dropped(tmp_path):
+    write(tmp_path, "map", {0: 0.5, 1: 0.5, 2: 0.5})
+    write(tmp_path, "map", {3: None}, status="diverged")
+    silent = findings.find(claim(MAP), [tmp_path])
+    assert (silent.verdict, silent.missing) == ("no verdict", "seed 3: diverged or undefined")
+    stated = findings.find(claim(MAP, diverged=-5), [tmp_path])
+    assert (stated.values[3], stated.verdict) == (-5, "undecided")
+
+
+def test_an_undefined_metric_gives_no_verdict(tmp_path):
+    write(tmp_path, "map", {0: 0.5, 1: 0.5, 2: 0.5, 3: None})
+    assert findings.find(claim(MAP), [tmp_path]).verdict == "no verdict"
+
+
+def test_a_metric_that_a_run_does_not_have_is_told(tmp_path):
+    write(tmp_path, "map", {0: 0.5})
+    with pytest.raises(UsageError, match="has no acuracy"):
+        findings.find(claim(MAP, metric="acuracy"), [tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"above": 0, "below": 1}, "one of above, below and within"),
+        ({"same": None}, "not at preset paper"),
+        ({"other": "x"}, "not both"),
+        ({"terms": [MAP | {"weight": 2}]}, "no simple difference"),
+        ({"metrik": "x"}, "metrik"),
+    ],
+)
+def test_a_claim_that_is_not_whole_is_refused(fields, said):
+    with pytest.raises(ValueError, match=said):
+        claim(MAP, **fields)
+
+
+# ---------------------------------------------------------------------------------- the claims and the page
+
+
+def rows(page):
+    """Verdict and basis of every line of the page, by claim and commands."""
+    cells = [re.split(r" \| ", line.strip("| ")) for line in page.splitlines() if "`bench " in line]
+    cells = [row for row in cells if len(row) == 7]
+    return {(row[0], row[6]): (row[4].partition(";")[0], row[3].rpartition(", ")[2]) for row in cells}
+
+
+def expected(found):
+    """The same of the records."""
+    lines = {}
+    for finding in found:
+        commands = "<br>".join(f"`{command}`" for command in finding.commands())
+        basis = "no run" if finding.interval is None else finding.interval.basis
+        lines[finding.claim.claim, commands] = (finding.missing or finding.verdict, basis)
+    return lines
+
+
+def test_the_page_is_what_the_records_say(found):
+    assert rows(PAGE) == expected(found)
+    turned = PAGE.replace("3 seeds | reproduced", "3 seeds | contradicted", 1)
+    assert rows(turned) != expected(found)
+
+
+def test_there_are_headlines_of_every_document():
+    assert len(CLAIMS) >= 20
+    counts = Counter(next(name for name in SOURCES if claim.source.startswith(name)) for claim in CLAIMS)
+    assert set(counts) == set(SOURCES)
+    assert len({claim.id for claim in CLAIMS}) == len(CLAIMS)
+
+
+def test_twelve_headlines_are_decided_by_three_values_or_more(found):
+    decided = [
+        f for f in found if f.verdict in ("reproduced", "contradicted") and f.claim.protocol != "other"
+    ]
+    assert sum(not f.is_exact and len(f.values) >= 3 for f in decided) >= 12
+    assert all(f.is_exact or len(f.values) >= 3 for f in found if f.verdict != "no verdict")
+
+
+def test_every_run_that_is_missing_has_a_command_that_can_be_typed(found):
+    lacking = [finding for finding in found if finding.interval is None]
+    commands = {command for finding in lacking for command in finding.commands()}
+    assert all(command.startswith("bench run ") for command in commands)
+    parsers = {}
+    for words in (shlex.split(command)[2:] for command in sorted(commands)):
+        key = (*words[:2], "paper" if "paper" in words else "standard")
+        parsers[key] = parsers.get(key) or running._run_parser(*key)
+        parsers[key].parse_args(words)
+        with pytest.raises(UsageError):
+            parsers[key].parse_args([*words, "--task.no_such_setting", "1"])
+
+
+def test_grids_that_a_claim_names_are_there():
+    for words in (shlex.split(claim.command) for claim in CLAIMS if claim.command):
+        assert words[:3] == ["bench", "sweep", "--grid"]
+        assert (ROOT / words[3]).exists()
