@@ -99,14 +99,29 @@ def test_fitted_temperature_is_the_least_of_a_grid():
 
 
 def test_temperature_stays_within_its_limits():
-    """Of predictions that are all right, and all wrong."""
+    """Of predictions that are all wrong, and of one that is barely wrong among many that are right."""
     log_probs = metrics.restore(np.array([[0.1, 0.0], [0.0, 0.1]]))
-    assert calibration.temperature(log_probs, np.array([0, 1])) == pytest.approx(
-        1 / calibration.HOTTEST, rel=1e-3
-    )
     assert calibration.temperature(log_probs, np.array([1, 0])) == pytest.approx(
         calibration.HOTTEST, rel=1e-3
     )
+    nearly = metrics.restore(np.array([[0.1, 0.0]] * 99 + [[-1e-6, 0.0]]))
+    assert calibration.temperature(nearly, np.zeros(100, int)) == pytest.approx(
+        1 / calibration.HOTTEST, rel=1e-3
+    )
+
+
+def test_predictions_that_are_all_right_fit_no_temperature():
+    """Their NLL falls all the way to temperature 0; one that is wrong makes it rise again."""
+    rng = np.random.default_rng(0)
+    log_probs = metrics.restore(rng.normal(size=(50, 4)))
+    labels = log_probs.argmax(1)
+    colder = [
+        metrics.negative_log_likelihood(calibration.tempered(log_probs, t), labels) for t in (1, 0.1, 0.01)
+    ]
+    assert colder == sorted(colder, reverse=True)
+    assert calibration.temperature(log_probs, labels) is None
+    labels[0] = log_probs[0].argmin()
+    assert calibration.temperature(log_probs, labels) > 1 / calibration.HOTTEST
 
 
 # ----------------------------------------------------------------------------------------- conformal sets

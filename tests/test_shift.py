@@ -7,7 +7,7 @@ import pytest
 import torch
 from toys import Reader
 
-from bench import corruptions, data, metrics, registry, resnet
+from bench import corruptions, data, metrics, records, registry, resnet
 from bench.contract import Undefined
 from bench.networks import small_cnn
 from bench.spec import misfit
@@ -99,6 +99,21 @@ def test_temperature_is_one_number_and_leaves_accuracy(done):
     standard = registry.build(entry.cls.settings_class, dict(entry.fixed), "task")
     other = replace(standard, calibration="temperature")
     assert registry.identity(entry, other, standard) == "shift_digits+calibration=temperature"
+
+
+def test_validation_images_that_are_all_right_leave_the_columns_of_the_temperature_empty(done):
+    """And a task that asks for the temperature then scores predictions as they are."""
+    task, arrays, _ = done
+    right = arrays | {"val_labels": arrays["val_log_probs"].argmax(1).astype(np.uint8)}
+    plain = task.score(right)
+    empty = {name for name, value in plain.items() if isinstance(value, Undefined)}
+    scaled = {f"{name}{place}_scaled" for name in shift.SCALED for place in ("", "_clean")}
+    assert empty - {n for n, v in task.score(arrays).items() if isinstance(v, Undefined)} == scaled | {
+        "temperature"
+    }
+    asked = Shift(replace(task.settings, calibration="temperature")).score(right)
+    assert asked["nll"] == plain["nll"]
+    records.split_metrics(plain, task.spec)
 
 
 def test_test_labels_move_neither_temperature_nor_sets(done):

@@ -107,8 +107,14 @@ def tempered(log_probs: np.ndarray, temperature: float) -> np.ndarray:
     return metrics.restore(log_probs / temperature)
 
 
-def temperature(log_probs: np.ndarray, labels: np.ndarray) -> float:
-    """The temperature of least NLL, which is convex in its inverse; from 1 / HOTTEST to HOTTEST."""
+def temperature(log_probs: np.ndarray, labels: np.ndarray) -> float | None:
+    """The temperature of least NLL, which is convex in its inverse; from 1 / HOTTEST to HOTTEST.
+
+    None where every label is the most probable class: the NLL then falls all the way to temperature 0, and
+    what these labels teach is not how sure to be elsewhere.
+    """
+    if (log_probs.argmax(-1) == labels).all():
+        return None
 
     def nll(inverse: float) -> float:
         return metrics.negative_log_likelihood(metrics.restore(log_probs * inverse), labels)

@@ -14,12 +14,13 @@ import numpy as np
 
 from bench import corruptions, figures, intervals, metrics
 from bench.comparison import Comparison, FinishedRun, by_task, of_metrics
-from bench.contract import Arrays, Metric, Metrics, Row
+from bench.contract import Arrays, Metric, Metrics, Row, Undefined
 from bench.intervals import Band
 from bench.studies import calibration, detection
 
 SCALED = ("nll", "ece")
 """Measures that are also given at the fitted temperature."""
+NONE_WRONG = Undefined("every validation image is classified right: no temperature has the least NLL")
 CONFORMAL = {
     "conformal_coverage": Metric(
         f"share of the conformal sets, promised {calibration.LEVEL:.0%}, that hold the label",
@@ -50,7 +51,7 @@ class Readings:
         information: Mutual information of the clean test images and of each foreign set, `[1 + F, N]`.
         brightness: Mean level of the same images, from 0 to 255, `[1 + F, N]`.
         labels: Of the test images `[N]`.
-        temperature: Of least NLL on the validation part.
+        temperature: Of least NLL on the validation part; None if there is none.
         threshold: Of the conformal sets.
     """
 
@@ -60,7 +61,7 @@ class Readings:
     information: np.ndarray
     brightness: np.ndarray
     labels: np.ndarray
-    temperature: float
+    temperature: float | None
     threshold: float
 
     @classmethod
@@ -68,7 +69,7 @@ class Readings:
         """From the arrays of a run; if `scaled`, all predictions at the fitted temperature."""
         restored = {name: metrics.restore(a) for name, a in arrays.items() if name.endswith("log_probs")}
         fitted = calibration.temperature(restored["val_log_probs"], arrays["val_labels"])
-        if scaled:
+        if scaled and fitted is not None:
             restored = {name: calibration.tempered(a, fitted) for name, a in restored.items()}
         clean, *cells = restored["log_probs"]
         kinds = len(corruptions.KINDS)
@@ -126,9 +127,9 @@ def measures(severities: Sequence[int], foreign: Sequence[str]) -> dict[str, Met
     """The metrics of a run by name, at severities above 0."""
     found: dict[str, Metric] = {}
 
-    def said(name: str, metric: Metric, where: str) -> None:
+    def said(name: str, metric: Metric, where: str, may_be_undefined: bool = False) -> None:
         text = f"{metric.description}; {where}"
-        found[name] = Metric(text, metric.unit, metric.best, metric.worst)
+        found[name] = Metric(text, metric.unit, metric.best, metric.worst, may_be_undefined)
 
     for name, metric in (calibration.MEASURES | CONFORMAL).items():
         said(name, metric, "mean over corruptions and severities")
@@ -136,11 +137,11 @@ def measures(severities: Sequence[int], foreign: Sequence[str]) -> dict[str, Met
         for s in severities:
             said(f"{name}_severity_{s}", metric, f"mean over corruptions, severity {s}")
     found["temperature"] = Metric(
-        "temperature of least validation NLL; above 1 is overconfident", "factor", 1, np.inf
+        "temperature of least validation NLL; above 1 is overconfident", "factor", 1, np.inf, True
     )
     for name in SCALED:
         for place in (name, f"{name}_clean"):
-            said(f"{place}_scaled", found[place], "at the fitted temperature")
+            said(f"{place}_scaled", found[place], "at the fitted temperature", True)
     for name in foreign:
         found |= detection.measures(name)
     text = f"area under the ROC curve of detection by entropy, mean over {' and '.join(foreign)}"
@@ -155,11 +156,13 @@ def scores(readings: Readings, scaled: Readings) -> Metrics:
         found[name] = float(np.mean([values[s] for s in severities]))
         found[f"{name}_clean"] = float(values[0].mean())
         found |= {f"{name}_severity_{s}": float(values[s].mean()) for s in severities}
-    found["temperature"] = readings.temperature
+    fits = readings.temperature is not None
+    found["temperature"] = readings.temperature if fits else NONE_WRONG
     for name in SCALED:
         values = scaled.measured[name]
-        found[f"{name}_scaled"] = float(np.mean([values[s] for s in severities]))
-        found[f"{name}_clean_scaled"] = float(values[0].mean())
+        mean, clean = np.mean([values[s] for s in severities]), values[0].mean()
+        found[f"{name}_scaled"] = float(mean) if fits else NONE_WRONG
+        found[f"{name}_clean_scaled"] = float(clean) if fits else NONE_WRONG
     known = readings.uncertainties[KNOWN]
     for i, name in enumerate(readings.foreign):
         brightness = readings.brightness[0], readings.brightness[1 + i]
