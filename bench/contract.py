@@ -45,6 +45,8 @@ CAPABILITIES = {
     "invariant": "the draws leave the posterior invariant: exact but for their finite number",
     "scale_settable": "set_scale(sigma) gives every weight the same scale, and leaves the means",
 }
+OF_WEIGHTS = frozenset({"weight_samples", "density", "moments", "sequential", "scale_settable"})
+"""Capabilities that speak of the weights of the problem's network."""
 
 
 # ------------------------------------------------------------------------------------------------- methods
@@ -125,6 +127,8 @@ class Method(Hooks, ABC):
     diverged: str | None = None
     """Why this fit is no posterior: its loss was not finite. `Engine.fit_many` sets it."""
     network: nn.Module
+    """The problem's own; or, where what was published is a layer, with that in place of its last one. Such a
+    method has other weights than were posed, and provides nothing that is over weights (`OF_WEIGHTS`)."""
 
     # ---- prediction: a method with `weight_samples` has it already
 

@@ -27,7 +27,7 @@ from torch.testing import assert_close
 from torch.utils.data import TensorDataset
 
 from bench import contract, likelihoods, predictions
-from bench.contract import CAPABILITIES, Batch, Budget, Method, Prediction, Problem
+from bench.contract import CAPABILITIES, OF_WEIGHTS, Batch, Budget, Method, Prediction, Problem
 from bench.diagnostics import effective_sample_size
 from bench.divergence import log_prob
 from bench.engine import Engine, TrainerOptions
@@ -732,6 +732,16 @@ def undeclared_capabilities_raise(case: Case) -> None:
     for name in calls.keys() - case.cls.provides:
         with pytest.raises(AttributeError, match=case.cls.__name__):
             calls[name]()
+
+
+@law
+def weights_are_those_posed(case: Case) -> None:
+    """Who provides anything over weights has those of the problem's network: equal names, equal shapes."""
+    posed, own = (
+        {name: p.shape for name, p in network.named_parameters()}
+        for network in (case.problem.network(), case.untrained().network)
+    )
+    assert own == posed or not case.cls.provides & OF_WEIGHTS, "these are not the weights that were posed"
 
 
 @law

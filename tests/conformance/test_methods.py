@@ -284,6 +284,12 @@ def test_undeclared_capabilities_raise(case):
     laws.undeclared_capabilities_raise(case)
 
 
+@cases("cnn", where=lambda entry: entry.members == 1)
+def test_weights_are_those_posed(case):
+    """Capabilities over weights are over the posed network's."""
+    laws.weights_are_those_posed(case)
+
+
 @cases(where=providing("weight_samples"))
 def test_weight_samples_have_shape(case):
     """Draws are stacked weights."""

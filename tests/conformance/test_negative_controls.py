@@ -352,6 +352,14 @@ class HasNoCount(MAP):
         return None
 
 
+class OneLayerMore(MAP):
+    """Gives the posed network another layer, and a prior over the weights of both."""
+
+    def __init__(self, problem, settings, start=None):
+        super().__init__(problem, settings, start)
+        self.network = torch.nn.Sequential(self.network, torch.nn.Linear(2, 2))
+
+
 class SilentHistory(MFVI):
     """Trains on something else than it logs."""
 
@@ -455,6 +463,7 @@ BROKEN = [
     (SilentHistory, laws.history_tells_the_terms),
     (HidesItsScales, laws.parameters_are_counted),
     (HasNoCount, laws.parameters_are_counted),
+    (OneLayerMore, laws.weights_are_those_posed),
     (TakesSigmaForRho, laws.scale_is_set_from_outside),
     (CentresTheMeans, laws.scale_is_set_from_outside),
     (ReplacesItsScales, laws.scale_is_set_from_outside),

@@ -1,0 +1,155 @@
+"""BatchEnsemble: networks that share their weight matrices, each times a rank-one matrix of its own.
+
+Approximates the posterior by the equal mixture of M point masses. Member m has the weights W o r_m s_m^T in
+every linear and convolutional layer: W is shared, r_m has a number per output (channel) and s_m one per input
+(channel). All other parameters, such as biases, are each member's own.
+
+Source: Wen, Tran and Ba 2020, "BatchEnsemble: An Alternative Approach to Efficient Ensemble and Lifelong
+Learning", ICLR, section 3.1, and the authors' public code.
+Target: the smallest mean over the members of the negative log joint, in which the task's prior is on W and on
+the members' own parameters; r and s have none. Every example of a batch goes to one member drawn at random,
+in shares that are as equal as can be (section 3.1): over the draws the loss is that of all members on all
+examples, and a member sees a batch of B / M.
+Deviations: r and s start at N(1, 0.5^2), the public code's default on images, and take the steps of all other
+parameters; there they take half of them on CIFAR. There the penalty on the biases is the sum over the
+members, here their mean. Members are built and run one after another in place of one pass over all of them:
+(x o s) W o r is the same number (docs/decisions.md), but holds for layers that are linear in their weights.
+Cost: one forward and backward pass over a batch, in M pieces, and M of a prediction; per layer of n inputs
+and k outputs M (n + k) numbers beside the shared ones, and M for each other parameter.
+Valid for: every differentiable network and likelihood. Weights of layers other than `Linear` and ungrouped
+`Conv2d` are not shared: without such layers it is an ensemble whose members split each batch.
+"""
+
+from __future__ import annotations
+
+from typing import TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from bench import optimizers
+from bench.contract import JOINT, Batch, Method, Noise, Problem
+from bench.divergence import log_prob
+from bench.energy import likelihood_term
+from bench.settings import Count, Positive, settings
+from bench.weights import forward
+
+NAMES: dict[str, dict[str, object]] = {"batch_ensemble": {}}
+SEARCH = {"learning_rate": (1e-4, 1e-2, "log")}
+
+_START_STD = 0.5
+"""Standard deviation of r and s at the start."""
+
+
+@settings
+class Settings:
+    """Settings of BatchEnsemble."""
+
+    ensemble_size: Count = 4
+    """M, at least 1."""
+    learning_rate: Positive = 1e-3
+    """Step size of the optimiser, above 0."""
+    optimizer: optimizers.Name = "adam"
+    """adam, amsgrad, or sgd with Nesterov momentum 0.9."""
+
+
+class BatchEnsemble(Method):
+    """Members of one network; its weight matrices are the shared ones, its other parameters are unused."""
+
+    settings_class = Settings
+    approximates = "the posterior by networks that share weights up to rank-one factors"
+    provides = frozenset({"weight_samples", "moments", "weighted", "loss_terms"})
+    settings: Settings
+
+    def __init__(self, problem: Problem, settings: Settings, start: BatchEnsemble | None = None) -> None:
+        super().__init__(problem, settings, start)
+        self.network = problem.network()
+        self.num_draws = size = settings.ensemble_size
+        shared = {id(m.weight) for m in self.network.modules() if _is_shared(m)}
+        self.names = {name for name, p in self.network.named_parameters() if id(p) in shared}
+        self.r, self.s, self.own = (nn.ParameterList() for _ in range(3))
+        for name, p in self.network.named_parameters():
+            if name in self.names:
+                ones = [1] * (p.ndim - 2)
+                self.r.append(self._fast_weights(size, p.shape[0], 1, *ones))
+                self.s.append(self._fast_weights(size, 1, p.shape[1], *ones))
+            else:
+                p.requires_grad_(False)
+                self.own.append(nn.Parameter(p.repeat(size, *[1] * p.ndim)))
+        if start is not None:
+            self.load_state_dict(start.state_dict())
+
+    def _fast_weights(self, *shape: int) -> nn.Parameter:
+        return nn.Parameter(1 + _START_STD * torch.randn(shape, generator=self.generator))
+
+    @classmethod
+    def parameters_per_weight(cls, settings: Settings) -> None:
+        """No fixed multiple: the members' own are the fewer, the wider the layers."""
+
+    # ---- training
+
+    def draw_noise(self, num_samples: int, generator: torch.Generator) -> Noise:
+        """One seed per sample, `[S]`, from which a batch is split among the members."""
+        seeds = torch.randint(2**62, (num_samples,), generator=generator, device=generator.device)
+        return {"seeds": seeds}
+
+    def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
+        """Negative log likelihood, each example under its member, and negative log prior, in nats."""
+        members = self._members()
+        outputs = torch.cat([self._split_outputs(members, batch.inputs, s) for s in noise["seeds"].tolist()])
+        nll = likelihood_term(self.likelihood, outputs, batch, self.problem.num_train)
+        return nll, -self._log_prior()
+
+    def _split_outputs(self, members: dict[str, Tensor], inputs: Tensor, seed: int) -> Tensor:
+        """Outputs `[1, B, ...]`, of every input under the one member that it goes to."""
+        size = self.settings.ensemble_size
+        generator = torch.Generator(inputs.device).manual_seed(seed)
+        order = torch.randperm(len(inputs), generator=generator, device=inputs.device)
+        # The first share, the largest of an uneven split, is any member's: each example is everyone's alike.
+        first = int(torch.randint(size, (), generator=generator, device=inputs.device))
+        parts = [
+            forward(self.network, {name: w[m : m + 1] for name, w in members.items()}, inputs[rows])
+            for m, rows in (((first + k) % size, order[k::size]) for k in range(min(size, len(order))))
+        ]
+        rows = torch.cat([order[k::size] for k in range(size)])
+        return torch.cat(parts, 1)[:, rows.argsort()]
+
+    def _log_prior(self) -> Tensor:
+        """Log prior of W and of the members' own parameters, its mean over the members, in nats."""
+        own = iter(self.own)
+        weights = {n: p[None] if n in self.names else next(own) for n, p in self.network.named_parameters()}
+        if JOINT in self.prior:
+            size = self.settings.ensemble_size
+            weights = {name: w.expand(size, *w.shape[1:]) for name, w in weights.items()}
+            return log_prob(self.prior, weights).mean()
+        return torch.stack([p.log_prob(weights[name]).mean() for name, p in self.prior.items()]).sum()
+
+    # ---- the members
+
+    def _members(self) -> dict[str, Tensor]:
+        """Weights of all members, `[M, *shape]`."""
+        scales, own = (r * s for r, s in zip(self.r, self.s, strict=True)), iter(self.own)
+        return {
+            name: p * next(scales) if name in self.names else next(own)
+            for name, p in self.network.named_parameters()
+        }
+
+    def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Weights of a random subset of the members, `[S, *shape]`: each once before any is taken again."""
+        size = self.settings.ensemble_size
+        order = torch.randperm(size, generator=generator, device=generator.device)
+        chosen = order.repeat(-(-num_samples // size))[:num_samples]
+        with torch.no_grad():
+            return {name: w[chosen] for name, w in self._members().items()}
+
+    def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Mean and variance of every weight over the members."""
+        with torch.no_grad():
+            members = self._members()
+            means = {name: w.mean(0) for name, w in members.items()}
+            return means, {name: w.var(0, correction=0) for name, w in members.items()}
+
+
+def _is_shared(module: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
+    """Whether a module's weight is shared: a matrix, or a convolution of all inputs with all outputs."""
+    return type(module) is nn.Linear or (type(module) is nn.Conv2d and module.groups == 1)
