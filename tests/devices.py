@@ -19,6 +19,7 @@ from torch.utils.data import TensorDataset
 sys.path.append(str(Path(__file__).parent))
 
 import generated
+import own
 import toys
 from conformance import problems
 
@@ -540,6 +541,7 @@ TASKS = {
     "fidelity_iris": {"epochs": 2},
     "iris_depth": {"epochs": 2, "repetitions": 3},
     "ood_digits": {"num_train": 200, "epochs": 1, "test_images": 40},
+    "own_table": {"epochs": 1, **own.GIVEN["own_table"]},
     "permuted_digits": {},
     "retinopathy_synthetic": {"images": 50, "size": 32},
     "retinopathy_robustness": {"images": 50},

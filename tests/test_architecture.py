@@ -63,6 +63,7 @@ FLOORS = {
             "bench.cifar",
             "bench.corruptions",
             "bench.tables",
+            "bench.encoding",
             "bench.metrics",
             "bench.figures",
         ),

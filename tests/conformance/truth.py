@@ -29,6 +29,7 @@ from typing import Any
 
 import generated
 import numpy as np
+import own
 import pytest
 import torch
 from torch import Tensor
@@ -78,7 +79,7 @@ ROWS = 60
 
 def smallest(entry: registry.Entry) -> Any:
     """The task's settings of the preset smoke, made smaller."""
-    values = {**entry.fixed, **entry.presets.get("smoke", {})}
+    values = {**entry.fixed, **entry.presets.get("smoke", {}), **own.GIVEN.get(entry.name, {})}
     for name in sorted(SMALLEST.keys() & set(entry.flags())):
         try:
             registry.build(entry.cls.settings_class, smaller := values | {name: SMALLEST[name]}, "task")
