@@ -13,7 +13,7 @@ from pydantic import Field
 
 from bench import registry
 from bench.registry import Choice
-from bench.settings import Count, Folder, Seed, Threads, settings
+from bench.settings import Count, Folder, Seed, Threads, code_in, settings
 
 Logger = Literal["csv", "tensorboard", "wandb", "wandb-offline"]
 
@@ -59,7 +59,7 @@ class Plan:
             UsageError: If a name or a setting is wrong, or the method lacks what the task needs.
         """
         registry.import_own(self.method, self.task)
-        return registry.choose(
+        choice = registry.choose(
             self.method,
             self.task,
             self.preset,
@@ -68,6 +68,8 @@ class Plan:
             self.members,
             self.trainer.get("precision", registry.FULL_PRECISION),
         )
+        registry.import_own(*code_in(choice.task_settings))
+        return choice
 
     def command(self, threads: int | None = None, processes: int = 1) -> str:
         """The command line that makes this run again: all that changes its numbers, no folders.

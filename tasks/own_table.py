@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from bench import encoding, likelihoods, metrics, networks, priors, randomness
+from bench import encoding, likelihoods, metrics, networks, own_network, priors, randomness
 from bench.contract import (
     Arrays,
     Budget,
@@ -38,6 +38,7 @@ from bench.contract import (
     Method,
     Metric,
     Metrics,
+    NetworkFactory,
     Problem,
     Row,
     Spec,
@@ -48,7 +49,7 @@ from bench.data import array_digest
 from bench.encoding import Column, Encoder
 from bench.errors import UsageError
 from bench.predictions import Categorical, Gaussian
-from bench.settings import Count, Whole, settings
+from bench.settings import Code, Count, Whole, settings
 from bench.studies import calibration, normals
 from bench.text import one_line
 
@@ -88,6 +89,10 @@ class Settings:
     """A column whose equal values stay together, all trained on or all held out; it is no input."""
     hidden: Count = 50
     """Units of the hidden layer, at least 1."""
+    network: Code | None = None
+    """Your own: package.module:factory, called with the shape of an input and the number of outputs."""
+    freeze: bool = False
+    """Of your own network: train only its last layer with weights; the rest is no part of the posterior."""
     epochs: Count | None = None
     """Epochs, at least 1; null is 200 for fewer than 2,000 training rows, else 40."""
     batch_size: Count | None = 32
@@ -289,12 +294,28 @@ class OwnTable(Task):
         return inputs, torch.from_numpy((numbers - target.mean) / target.scale).float()[:, None]
 
     def data_digest(self) -> str:
-        """Of all rows as they are encoded, parted into train and test: of the content, not of the path."""
+        """Of all rows as they are encoded, parted into train and test: of the content, not of the path.
+
+        Of one's own network its file too.
+        """
         parts = {part: self.own_data(part) for part in ("train", "test")}
         arrays = {f"{part}{i}": array for part, found in parts.items() for i, array in enumerate(found)}
-        return array_digest(
-            arrays | {"encoder": np.frombuffer(self.encoder.model_dump_json().encode(), np.uint8)}
-        )
+        learned = np.frombuffer(self.encoder.model_dump_json().encode(), np.uint8)
+        return array_digest(arrays | {"encoder": learned} | self._own_network()[0])
+
+    def _own_network(self) -> tuple[Arrays, list[str]]:
+        """The content of the file of one's own network, and sentences on it; it is tried out."""
+        name, freeze = self.settings.network, self.settings.freeze
+        if name is None:
+            if freeze:
+                raise UsageError("--task.freeze true: is of a network of your own: --task.network")
+            return {}, []
+        problem = self.problem()
+        outputs = len(self.encoder.target.classes) or 1
+        inputs = self.own_data("train")[0]
+        said = own_network.check(problem.network, name, inputs, outputs)
+        path = own_network.source(name)
+        return {"network": np.frombuffer(path.read_bytes() if path else b"", np.uint8)}, said
 
     # ---- protocol
 
@@ -304,11 +325,15 @@ class OwnTable(Task):
         return self._posed(train, len(train), self.encoder.target)
 
     def _posed(self, train: TensorDataset, number: int, target: encoding.Target) -> Problem:
-        is_number = not target.classes
-        network = partial(
-            networks.mlp, train.tensors[0].shape[1], len(target.classes) or 1, (self.settings.hidden,)
-        )
-        likelihood = likelihoods.Gaussian("learned") if is_number else likelihoods.Categorical()
+        width, outputs = train.tensors[0].shape[1], len(target.classes) or 1
+        network: NetworkFactory
+        if self.settings.network is None:
+            network = partial(networks.mlp, width, outputs, (self.settings.hidden,))
+        else:
+            network = partial(
+                own_network.network, self.settings.network, (width,), outputs, self.settings.freeze
+            )
+        likelihood = likelihoods.Categorical() if target.classes else likelihoods.Gaussian("learned")
         return Problem(network, likelihood, priors.normal(0, 1), train, None, number)
 
     def loaded(self, directory: Path, restore: Callable[[Problem], Method]) -> Any:
@@ -359,7 +384,7 @@ class OwnTable(Task):
             largest = one_line(target.classes[shares.argmax()])
             learned = f"{len(target.classes)} classes, the commonest {largest} in {shares.max():.0%}"
         said.append(f"target {one_line(target.name)}: {given.kind or kind}, {learned}{guess}")
-        said += encoding.sentences(self.encoder, self.inputs, rows["train"])
+        said += encoding.sentences(self.encoder, self.inputs, rows["train"]) + self._own_network()[1]
         said.append(
             "next: run further methods and seeds (bench sweep), then bench compare their folder; "
             'bench.load("this directory").predict("new.csv") predicts new rows'

@@ -19,9 +19,9 @@ from torch.utils.data import TensorDataset
 sys.path.append(str(Path(__file__).parent))
 
 import generated
-import own
 import toys
 from conformance import problems
+from given import GIVEN
 
 import bench
 from bench import cifar, figures, priors, processes, registry, watch
@@ -541,7 +541,7 @@ TASKS = {
     "fidelity_iris": {"epochs": 2},
     "iris_depth": {"epochs": 2, "repetitions": 3},
     "ood_digits": {"num_train": 200, "epochs": 1, "test_images": 40},
-    "own_table": {"epochs": 1, **own.GIVEN["own_table"]},
+    "own_table": {"epochs": 1, **GIVEN["own_table"]},
     "permuted_digits": {},
     "retinopathy_synthetic": {"images": 50, "size": 32},
     "retinopathy_robustness": {"images": 50},

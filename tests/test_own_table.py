@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from own import PENGUINS
+from given import PENGUINS
 from scipy.stats import norm
 from sklearn.compose import ColumnTransformer
 from sklearn.datasets import load_diabetes, load_iris

@@ -5,7 +5,7 @@ there if BENCH_REQUIRE_DATA=1. Of the names of one file on images, the first run
 others on a few made-up ones (`truth.py`): they differ in the name of the data, which `test_data.py` reads.
 UCI tables that are missing are made up in their published layout, and so are small CIFARs
 (`tests/generated.py`) and photographs of eyes (`tests/eyes.py`). Tasks on a user's own data get a committed
-file (`tests/own.py`).
+file (`tests/given.py`).
 """
 
 import math
@@ -23,12 +23,12 @@ from typing import NamedTuple
 import eyes
 import generated
 import numpy as np
-import own
 import pytest
 import torch
 import toys
 from conformance import truth
 from drawn import half_counts, names_in_legends, texts, unnamed
+from given import GIVEN, flags
 
 import bench
 from bench import cifar, cli, data, figures, photographs, records, registry, tables
@@ -47,7 +47,7 @@ EMBEDDED += [name for name, source in tables.SOURCES.items() if not source.folde
 def settings_of(name, **values):
     """Settings of a task under its preset smoke, but for `values`."""
     entry = registry.task(name)
-    given = {**entry.fixed, **entry.presets.get("smoke", {}), **own.GIVEN.get(name, {}), **values}
+    given = {**entry.fixed, **entry.presets.get("smoke", {}), **GIVEN.get(name, {}), **values}
     return registry.build(entry.cls.settings_class, given, "task")
 
 
@@ -167,7 +167,7 @@ def runs(tmp_path_factory):
         if name not in done:
             folder, began = tmp_path_factory.mktemp(name), time.monotonic()
             words = ["run", method_for(name), name, "--preset", "smoke", "--out", str(folder)]
-            code = cli.main(words + own.flags(name))
+            code = cli.main(words + flags(name))
             seconds = time.monotonic() - began
             assert code == 0
             (path,) = folder.rglob("record.json")

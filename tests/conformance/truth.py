@@ -29,9 +29,9 @@ from typing import Any
 
 import generated
 import numpy as np
-import own
 import pytest
 import torch
+from given import GIVEN
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -79,7 +79,7 @@ ROWS = 60
 
 def smallest(entry: registry.Entry) -> Any:
     """The task's settings of the preset smoke, made smaller."""
-    values = {**entry.fixed, **entry.presets.get("smoke", {}), **own.GIVEN.get(entry.name, {})}
+    values = {**entry.fixed, **entry.presets.get("smoke", {}), **GIVEN.get(entry.name, {})}
     for name in sorted(SMALLEST.keys() & set(entry.flags())):
         try:
             registry.build(entry.cls.settings_class, smaller := values | {name: SMALLEST[name]}, "task")
