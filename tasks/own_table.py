@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from bench import encoding, likelihoods, metrics, networks, own_network, priors, randomness
+from bench import encoding, likelihoods, metrics, networks, own_network, priors
 from bench.contract import (
     Arrays,
     Budget,
@@ -50,21 +50,17 @@ from bench.encoding import Column, Encoder
 from bench.errors import UsageError
 from bench.predictions import Categorical, Gaussian
 from bench.settings import Code, Count, Whole, settings
-from bench.studies import calibration, normals
+from bench.studies import normals, own
 from bench.text import one_line
 
 NAMES: dict[str, dict[str, object]] = {"own_table": {}}
 
 PRESETS: dict[str, dict[str, object]] = {"smoke": {"epochs": 2, "test_samples": 4}}
 
-TEST_SHARE = 0.2
-FEWEST_ROWS = 20
-"""With fewer, 20% are no test."""
 FEWEST_TRAINED, FEWEST_TESTED = 10, 3
 ENCODER = "encoder.json"
 """File of a run that holds what was learned from the training rows."""
 
-OF_CLASSES = {name: calibration.MEASURES[name] for name in ("accuracy", "ece", "brier")}
 NOTHING: dict[encoding.Kind, str] = {
     "regression": "the target is a number",
     "classification": "the target is a class",
@@ -121,10 +117,6 @@ class OwnTable(Task):
                 may_be_undefined=True,
             ),
         }
-        of_classes = {
-            name: Metric(m.description, m.unit, m.best, m.worst, may_be_undefined=True)
-            for name, m in OF_CLASSES.items()
-        }
         return Spec(
             question="Which posterior predicts the rows of one's own table best?",
             source="the user's table",
@@ -137,7 +129,7 @@ class OwnTable(Task):
                     np.inf,
                 ),
                 **of_numbers,
-                **of_classes,
+                **own.undefinable(own.OF_CLASSES),
             },
             main_metric="nll",
             ranked=False,
@@ -163,10 +155,10 @@ class OwnTable(Task):
                 names = ", ".join(one_line(each) for each in list(cells)[:20])
                 raise UsageError(f"--task.{flag} {name}: {path} has no such column; it has {names}")
         kept = [row for row, cell in enumerate(cells[given.target]) if encoding.text(cell) is not None]
-        if len(kept) < FEWEST_ROWS:
+        if len(kept) < own.FEWEST:
             raise UsageError(
                 f"{path}: {len(kept)} rows with a target are too few to learn and to test: at least "
-                f"{FEWEST_ROWS} are needed"
+                f"{own.FEWEST} are needed"
             )
         self.left_out = len(cells[given.target]) - len(kept)
         beside = (given.split_column, given.group)
@@ -226,7 +218,8 @@ class OwnTable(Task):
         elif self.settings.group is not None:
             is_test = self._whole_groups(self.columns[self.settings.group])
         else:
-            is_test = self._at_random(values if kind == "classification" else np.zeros(len(values)))
+            strata = values if kind == "classification" else np.zeros(len(values))
+            is_test = own.at_random(strata, self.settings.split)
         found = {"train": np.flatnonzero(~is_test), "test": np.flatnonzero(is_test)}
         for part, fewest in (("train", FEWEST_TRAINED), ("test", FEWEST_TESTED)):
             if len(found[part]) < fewest:
@@ -255,22 +248,10 @@ class OwnTable(Task):
         groups, of_row = np.unique(np.array(column.values), return_inverse=True)
         if len(groups) < 2:
             raise UsageError(f"--task.group {column.name}: all rows are of one group, which cannot be parted")
-        order = self._permutation(len(groups))
+        order = own.permutation(len(groups), self.settings.split)
         rows_so_far = np.bincount(of_row)[order].cumsum()
-        number = max(1, np.searchsorted(rows_so_far, TEST_SHARE * len(of_row), side="right"))
+        number = max(1, np.searchsorted(rows_so_far, own.TEST_SHARE * len(of_row), side="right"))
         return np.isin(of_row, order[: min(number, len(groups) - 1)])
-
-    def _at_random(self, strata: np.ndarray) -> np.ndarray:
-        """Of the rows of each value the same share, and never all."""
-        is_test, order = np.zeros(len(strata), bool), self._permutation(len(strata))
-        for value in sorted(set(strata)):
-            of_value = order[strata[order] == value]
-            is_test[of_value[: round(TEST_SHARE * len(of_value))]] = True
-        return is_test
-
-    def _permutation(self, size: int) -> np.ndarray:
-        generator = randomness.generator(0, "own table", self.settings.split)
-        return torch.randperm(size, generator=generator).numpy()
 
     @cached_property
     def encoder(self) -> Encoder:
@@ -285,10 +266,10 @@ class OwnTable(Task):
         rows, target = self.rows[part], self.encoder.target
         values = {c.name: [c.values[row] for row in rows] for c in self.inputs}
         inputs = torch.from_numpy(self.encoder.encode(values)).float()
-        own = [self.target_column.values[row] for row in rows]
+        wanted = [self.target_column.values[row] for row in rows]
         if self.kind == "classification":
-            return inputs, torch.tensor([target.classes.index(encoding.label(v)) for v in own])
-        numbers = np.array(own, np.float64)
+            return inputs, torch.tensor([target.classes.index(encoding.label(v)) for v in wanted])
+        numbers = np.array(wanted, np.float64)
         if part == "test":
             return inputs, torch.from_numpy(numbers)
         return inputs, torch.from_numpy((numbers - target.mean) / target.scale).float()[:, None]
@@ -400,10 +381,9 @@ class OwnTable(Task):
         """NLL, and what the kind of target has beside it."""
         nll = float(self.losses(arrays).mean())
         of_numbers: Metrics = dict.fromkeys(("rmse", "coverage_error"), Undefined(NOTHING["classification"]))
-        of_classes: Metrics = dict.fromkeys(OF_CLASSES, Undefined(NOTHING["regression"]))
+        of_classes: Metrics = dict.fromkeys(own.OF_CLASSES, Undefined(NOTHING["regression"]))
         if "labels" in arrays:
-            found = calibration.measured(metrics.restore(arrays["log_probs"]), arrays["labels"])
-            of_classes = {name: found[name] for name in OF_CLASSES}
+            of_classes = {**own.of_classes(arrays)}
         else:
             (mean, sigma), targets = normals.mixtures(arrays), arrays["targets"]
             below = normals.below(mean, sigma, targets)
@@ -416,8 +396,7 @@ class OwnTable(Task):
     def losses(self, arrays: Arrays) -> np.ndarray:
         """-log p of each held-out target, in nats, `[N]`."""
         if "labels" in arrays:
-            labels = arrays["labels"]
-            return -metrics.restore(arrays["log_probs"])[np.arange(len(labels)), labels]
+            return own.losses(arrays)
         return -normals.log_density(*normals.mixtures(arrays), arrays["targets"])
 
     def curves(self, arrays: Arrays) -> list[Row]:
@@ -470,14 +449,7 @@ class Predictor:
             prediction = self.method.predict(inputs, num_samples, generator)
         target = self.encoder.target
         if isinstance(prediction, Categorical):
-            probabilities = prediction.average().exp().tolist()
-            return [
-                {
-                    "class": target.classes[int(np.argmax(row))],
-                    "probabilities": dict(zip(target.classes, row, strict=True)),
-                }
-                for row in probabilities
-            ]
+            return own.told(prediction, target.classes)
         assert isinstance(prediction, Gaussian)
         mean = target.mean + target.scale * prediction.mean[..., 0].double().numpy()  # [S, B]
         sigma = target.scale * prediction.variance[..., 0].double().sqrt().numpy()

@@ -541,6 +541,7 @@ TASKS = {
     "fidelity_iris": {"epochs": 2},
     "iris_depth": {"epochs": 2, "repetitions": 3},
     "ood_digits": {"num_train": 200, "epochs": 1, "test_images": 40},
+    "own_images": {"epochs": 1, **GIVEN["own_images"]},
     "own_table": {"epochs": 1, **GIVEN["own_table"]},
     "permuted_digits": {},
     "retinopathy_synthetic": {"images": 50, "size": 32},

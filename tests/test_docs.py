@@ -179,7 +179,9 @@ def test_the_page_on_own_data_is_right_to_the_letter(tmp_path, monkeypatch, caps
                 assert cli.main(shlex.split(command)[1:]) == 0, command
                 commands += 1
     told = "".join(capsys.readouterr())
-    (shown,) = re.findall(r"^```\n(penguins.csv: .*?)^```$", (ROOT / "docs/own-data.md").read_text(), re.M | re.S)
+    (shown,) = re.findall(
+        r"^```\n(penguins.csv: .*?)^```$", (ROOT / "docs/own-data.md").read_text(), re.M | re.S
+    )
     assert shown in told
     assert commands == 4
     for words in ("differences hold all at once with 95%", "network my_network:make: ", "'low': "):

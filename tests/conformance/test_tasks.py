@@ -279,7 +279,7 @@ def another(annotation, value):
     if value is None:
         kind = next(part for part in parts if part is not type(None))
         literals = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
-        return literals[0] if literals else "other" if kind is str else 1
+        return literals[0] if literals else "other:name" if kind is str else 1
     raise NotImplementedError(f"a setting of the kind {annotation}")
 
 
