@@ -5,14 +5,15 @@ Fraser 2014, PLoS ONE 9(3), e90081; made a table by Horst, Hill and Gorman (palm
 are made up: two classes, one of which has more red.
 """
 
+import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 PENGUINS = Path(__file__).parent / "penguins.csv"
-_FOLDER = tempfile.TemporaryDirectory(prefix="own-images-")  # removed when the process ends
 
 
 def write_images(folder: Path, per_class: int = 20) -> Path:
@@ -27,7 +28,18 @@ def write_images(folder: Path, per_class: int = 20) -> Path:
     return folder
 
 
-IMAGES = write_images(Path(_FOLDER.name) / "images")
+def _images() -> Path:
+    """A folder with them, at one place for all processes of a run, since its path is a setting."""
+    folder = Path(tempfile.gettempdir()) / "posterior-bench-own-images"
+    if not folder.is_dir():
+        own = Path(tempfile.mkdtemp())
+        with suppress(OSError):  # another process was first
+            write_images(own / "images").rename(folder)
+        shutil.rmtree(own)
+    return folder
+
+
+IMAGES = _images()
 
 GIVEN = {
     "own_table": {"file": str(PENGUINS), "target": "body_mass_g"},
