@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
@@ -337,6 +338,17 @@ class Task(ABC):
         Every task has one but studies in closed form (`Spec.closed_form`).
         """
         raise AttributeError(f"{type(self).__name__} poses no problem")
+
+    def loaded(self, directory: Path, restore: Callable[[Problem], Method]) -> Any:
+        """What `bench.load` gives of a run in this directory; by default the fitted method itself.
+
+        `restore` builds the method for a problem and gives it its fitted state.
+        """
+        return restore(self.problem())
+
+    def leaves(self) -> Mapping[str, str]:
+        """Texts that a run keeps beside its record, by file name; `notes.txt` is shown under its metrics."""
+        return {}
 
     @abstractmethod
     def run(self, engine: Engine) -> Arrays:

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from bench import registry
 from bench.registry import Choice
-from bench.settings import Count, Folder, Seed, Threads, settings
+from bench.settings import Count, Folder, Seed, Threads, code_in, settings
 
 Logger = Literal["csv", "tensorboard", "wandb", "wandb-offline"]
 
@@ -62,6 +62,7 @@ class Plan:
         precision = self.trainer.get("precision", registry.FULL_PRECISION)
         given = self.preset, self.method_settings, self.task_settings, self.members, precision
         choice = registry.choose(self.method, self.task, *given)
+        registry.import_own(*code_in(choice.task_settings))
         return registry.under_its_name(choice, self.task_settings, precision)
 
     def command(self, threads: int | None = None, processes: int = 1) -> str:

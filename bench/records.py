@@ -283,6 +283,15 @@ def read_arrays(directory: Path, path: Path | None = None) -> Arrays:
     return arrays
 
 
+def checked_curves(rows: list[Row]) -> list[Row]:
+    """The rows, if they are points of curves; raises ValueError or TypeError if they are not."""
+    for curve, series, x, value in rows:
+        if not (isinstance(curve, str) and isinstance(series, str)):
+            raise TypeError(f"curve and series must be text, not {curve!r} and {series!r}")
+        float(x), float(value)
+    return rows
+
+
 def write_curves(directory: Path, rows: Iterable[Sequence[Any]]) -> None:
     """Writes `curves.csv`; hidden characters of names are escaped (`bench.text`)."""
     text = io.StringIO()

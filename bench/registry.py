@@ -93,22 +93,24 @@ def defects(what: str) -> Iterator[None]:
 
 
 def import_own(*names: str) -> None:
-    """Imports users' own methods and tasks and makes them known to this process.
+    """Imports users' own methods, tasks and factories of networks and makes them known to this process.
 
     This is the one door by which code from outside the suite comes in: names that the user typed pass
     through it, and those that a record holds never do. Names without a colon are installed ones, and need
     no import.
 
     Args:
-        names: `package.module:Class`.
+        names: `package.module:Class`, or `package.module:factory`.
 
     Raises:
         UsageError: If a module cannot be imported, holds no such class, or its class is no method and no
             task that could run; one line.
     """
+    from bench import own_network  # here, since it needs torch
+
     for name in names:
         module_name, _, class_name = name.partition(":")
-        if ":" not in name or name in _own:
+        if ":" not in name or name in _own or name in own_network.imported:
             continue
         if not re.fullmatch(r"[\w-]+(\.[\w-]+)*:\w+", name):
             raise UsageError(f"cannot import '{name}': must be package.module:Class")
@@ -119,7 +121,10 @@ def import_own(*names: str) -> None:
             cls = getattr(module, class_name)
         bases = tuple(map(base_of, ("method", "task")))
         if not (inspect.isclass(cls) and issubclass(cls, bases)):
-            raise UsageError(f"'{name}' is no Method and no Task of bench.contract")
+            if not own_network.is_factory(cls):
+                raise UsageError(f"'{name}' is no Method and no Task of bench.contract, and makes no network")
+            own_network.imported[name] = cls
+            continue
         _must_be_whole(entry_of(name, cls, {}, module_name, module))
         _own[name] = cls, module
 
@@ -155,6 +160,10 @@ def _find(name: str, kind: str, known: Entries) -> Entry:
     if ":" not in name:
         raise _unknown(name, kind, known)
     if name not in _own:
+        from bench.own_network import imported
+
+        if name in imported:
+            raise UsageError(f"'{name}' is no {base_of(kind).__name__} of bench.contract")
         raise UsageError(
             f"the {kind} '{name}' is not part of this suite: --import {name} runs its code, if you trust it"
         )

@@ -19,9 +19,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, Unpack
 
-from bench import checkpoints, figures, loggers, processes, records, registry
+from bench import checkpoints, figures, files, loggers, processes, records, registry
 from bench.claim import Claim, claimed, log_file
-from bench.contract import Arrays, FinishedRun, Method, Row, Task
+from bench.contract import Arrays, FinishedRun, Method, Problem, Row, Task
 from bench.data import array_digest
 from bench.engine import Engine
 from bench.ensemble import Ensemble
@@ -146,8 +146,8 @@ def _further(job: Job) -> Run:
     return Run(job.directory, is_first_process=False)
 
 
-def load(run: str | Path, data_dir: str | None = None, imports: tuple[str, ...] = ()) -> Method:
-    """The fitted method of a finished run, ready to predict.
+def load(run: str | Path, data_dir: str | None = None, imports: tuple[str, ...] = ()) -> Any:
+    """The fitted method of a finished run, ready to predict; on own data what takes rows (`Task.loaded`).
 
     Args:
         run: The run's directory, with its checkpoints.
@@ -167,13 +167,16 @@ def load(run: str | Path, data_dir: str | None = None, imports: tuple[str, ...] 
         raise UsageError(f"{directory} holds no checkpoint")
     method = registry.method(record.method.name)
     settings = build(method.cls.settings_class, record.method.settings, "method")
-    problem = task_of(record, data_dir).problem()
-    members: list[Method] = []
-    for path in paths[-record.method.members :]:
-        fitted: Method = method.cls.made_for(problem, settings)
-        checkpoints.restore(fitted, path)
-        members.append(fitted)
-    return members[0] if len(members) == 1 else Ensemble(members)
+
+    def restore(problem: Problem) -> Method:
+        members: list[Method] = []
+        for path in paths[-record.method.members :]:
+            fitted: Method = method.cls.made_for(problem, settings)
+            checkpoints.restore(fitted, path)
+            members.append(fitted)
+        return members[0] if len(members) == 1 else Ensemble(members)
+
+    return task_of(record, data_dir).loaded(directory, restore)
 
 
 def task_of(record: records.Record, data_dir: str | None = None) -> Task:
@@ -214,7 +217,7 @@ def finished(directory: Path, path: Path | None = None) -> FinishedRun:
         curves = records.read_curves(directory)
     else:
         with registry.defects(f"the curves of {directory}"):
-            curves = _checked(task.curves(arrays))
+            curves = records.checked_curves(task.curves(arrays))
     return FinishedRun(
         task=task,
         task_name=record.task.name,
@@ -252,7 +255,7 @@ def redraw(directory: Path) -> list[Path]:
         footer = figures.footer([records.read_record(directory).label])
         paths = figures.save(task.figures(arrays), directory / "figures", footer)
     with registry.defects(f"the curves of {directory}"):
-        records.replace_curves(directory, _checked(task.curves(arrays)))
+        records.replace_curves(directory, records.checked_curves(task.curves(arrays)))
     return paths
 
 
@@ -412,10 +415,13 @@ def _write(job: Job, outcome: _Outcome, record: records.Record, log: logging.Log
         rows += [Row(k, stage, r["epoch"], v) for r in history for k, v in r.items() if k != "epoch"]
     if arrays is not None:
         with _spared(directory, log, tell, "curves"):
-            own = _checked(task.curves(arrays))
+            own = records.checked_curves(task.curves(arrays))
         with _spared(directory, log, tell, "figures"):
             charts = task.figures(arrays)
             figures.save(charts, directory / "figures", figures.footer([record.label]))
+    with _spared(directory, log, tell, "notes"):
+        for name, text in task.leaves().items():
+            files.write(directory / name, text.encode())
     records.write_curves(directory, own + rows)
     records.write_record(directory, record)
 
@@ -439,12 +445,3 @@ def _spared(directory: Path, log: logging.Logger, tell: Observer, what: str) -> 
 def _first_line(error: BaseException) -> str:
     """What an error is, in one line."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
-
-
-def _checked(rows: list[Row]) -> list[Row]:
-    """The rows, if they are points of curves; raises ValueError or TypeError if they are not."""
-    for curve, series, x, value in rows:
-        if not (isinstance(curve, str) and isinstance(series, str)):
-            raise TypeError(f"curve and series must be text, not {curve!r} and {series!r}")
-        float(x), float(value)
-    return rows

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, dataclass_transform
+from typing import Annotated, Any, dataclass_transform, get_args, get_type_hints
 
 import pydantic
 import yaml
@@ -46,6 +48,14 @@ def named(path: Any) -> Any:
     return path
 
 
+def _code(name: str) -> str:
+    if not re.fullmatch(r"[\w-]+(\.[\w-]+)*:\w+", name):
+        raise ValueError("must be package.module:name")
+    return name
+
+
+Code = Annotated[str, AfterValidator(_code)]
+"""A name in a user's own code, which `bench.plan.Plan.choice` has imported where the user typed it."""
 Threads = Annotated[Count, AfterValidator(_of_this_machine)]
 Folder = Annotated[Path, BeforeValidator(named)]
 
@@ -55,6 +65,15 @@ def settings(cls: type) -> type:
     """Makes a frozen, keyword-only data class whose values are checked against their types and ranges."""
     config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
     return pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=config)
+
+
+def code_in(values: Any) -> list[str]:
+    """The names in a user's own code that an instance of a settings class holds."""
+    hints = get_type_hints(type(values), include_extras=True)
+    found = [
+        getattr(values, f.name) for f in fields(values) if Code in (hints[f.name], *get_args(hints[f.name]))
+    ]
+    return [name for name in found if name is not None]
 
 
 def build(cls: type, values: dict[str, Any], flag: str = "") -> Any:

@@ -60,6 +60,9 @@ class Spec:
     the metrics that rest on a number which the method says of itself, such as its log density, and nobody
     can compute again from predictions. A study in `closed_form` fits nothing: its METHOD is `none`,
     and none of its numbers depends on data.
+
+    `own_data` is of a task on a user's own data: it is on no board, and `bench compare` says how methods
+    stand among the runs that it is given.
     """
 
     question: str
@@ -76,6 +79,7 @@ class Spec:
     reference: str | None = None
     self_reported: frozenset[str] = frozenset()
     closed_form: bool = False
+    own_data: bool = False
 
 
 Axis = int | str

@@ -223,8 +223,8 @@ def _linear_stack(network: nn.Module, inputs: Tensor) -> list[tuple[str, nn.Modu
         or getattr(layer, "is_identity", False)
         for _, layer in layers
     )
-    if not plain or not linear or len(linear) > len(set(linear)):
-        return None
+    if not plain or not linear or len(linear) > len(set(linear)) or any(layer._buffers for layer in linear):
+        return None  # a frozen weight is a buffer
     return layers if inputs.ndim == 2 or _is_flatten(layers[0][1]) else None
 
 

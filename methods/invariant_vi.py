@@ -106,7 +106,11 @@ class InvariantVI(Variational):
             reason = "needs a prior of independent normals"
         if reason is not None:
             raise UsageError(f"invariant_vi {reason}: take another method, such as mfvi")
-        self.layers = [name for name, m in self.network.named_modules() if isinstance(m, nn.Linear)]
+        self.layers = [
+            name
+            for name, m in self.network.named_modules()
+            if isinstance(m, nn.Linear) and next(m.parameters(), None) is not None  # not frozen
+        ]
         self.rho = nn.ParameterList(
             torch.full_like(p, settings.initial_rho) for p in self.network.parameters()
         )

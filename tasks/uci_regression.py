@@ -23,10 +23,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from scipy.special import logsumexp, ndtr
 from torch.utils.data import TensorDataset
 
-from bench import figures, likelihoods, networks, priors, tables
+from bench import likelihoods, networks, priors, tables
 from bench.contract import (
     Arrays,
     Budget,
@@ -45,6 +44,7 @@ from bench.errors import UsageError
 from bench.intervals import standard_error
 from bench.predictions import Gaussian
 from bench.settings import Count, settings
+from bench.studies import normals
 from bench.studies.small import split_rows
 
 NAMES: dict[str, dict[str, object]] = {
@@ -61,13 +61,6 @@ NAMES: dict[str, dict[str, object]] = {
 }
 
 PRESETS: dict[str, dict[str, object]] = {"smoke": {"splits": 2, "epochs": 2, "test_samples": 4}}
-
-LEVELS = np.arange(10, 100, 10)
-"""Central intervals whose coverage is drawn, in percent."""
-LARGEST = 6e4
-"""Stored means are clamped here, in standard deviations of the target, so that they fit float16."""
-SMALLEST = 1e-12
-"""Least stored variance, in squared standard deviations of the target."""
 
 
 @settings
@@ -229,12 +222,13 @@ class UCIRegression(Task):
             score = held_out.log_score(part.val.tensors[1]).mean() - np.log(part.scale)
             validation.append(float(score))
             engine.log("log_likelihood", float(np.mean(validation)), k + 1)  # of the splits so far
-            means.append(mean.clamp(-LARGEST, LARGEST).half().numpy())
-            variances.append(variance.clamp(min=SMALLEST).numpy())
+            kept = normals.stored(mean, variance)
+            means.append(kept[0])
+            variances.append(kept[1])
             scales.append((part.centre, part.scale))
         return {
             "mean": np.stack(means),
-            "variance": _once(np.stack(variances)),
+            "variance": normals.once(np.stack(variances)),
             "centre_and_scale": np.array(scales),
         }
 
@@ -259,26 +253,12 @@ class UCIRegression(Task):
     # ---- scoring
 
     @staticmethod
-    def mixtures(arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and standard deviation of the S normals of every prediction, `[K, S, N]`.
-
-        Both in the target's unit; the second with one entry along S or N where it is the same for all.
-        """
-        centre, scale = arrays["centre_and_scale"].T[..., None, None]
-        mean = centre + scale * arrays["mean"].astype(np.float64)
-        return mean, scale * np.sqrt(arrays["variance"].astype(np.float64))
-
-    @classmethod
-    def per_split(cls, arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def per_split(arrays: Arrays) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Log likelihood `[K]`, RMSE `[K]`, and predictive distribution function at the targets `[K, N]`."""
-        mean, sigma = cls.mixtures(arrays)
-        targets = arrays["targets"]
-        z = (targets[:, None] - mean) / sigma
-        log_density = logsumexp(-0.5 * z**2 - np.log(sigma), axis=1) - np.log(
-            mean.shape[1] * np.sqrt(2 * np.pi)
-        )
+        (mean, sigma), targets = normals.mixtures(arrays), arrays["targets"]
+        log_density = normals.log_density(mean, sigma, targets)
         rmse = np.sqrt(((mean.mean(1) - targets) ** 2).mean(1))
-        return log_density.mean(1), rmse, ndtr(z).mean(1)
+        return log_density.mean(1), rmse, normals.below(mean, sigma, targets)
 
     def score(self, arrays: Arrays) -> Metrics:
         """Means over the splits with their standard errors."""
@@ -288,7 +268,7 @@ class UCIRegression(Task):
             "log_likelihood_standard_error": _standard_error(log_likelihood),
             "rmse": float(rmse.mean()),
             "rmse_standard_error": _standard_error(rmse),
-            "coverage_error": abs(_coverage(below, 0.9) - 0.9),
+            "coverage_error": abs(normals.coverage(below, 0.9) - 0.9),
         }
 
     def losses(self, arrays: Arrays) -> np.ndarray:
@@ -298,36 +278,19 @@ class UCIRegression(Task):
     def curves(self, arrays: Arrays) -> list[Row]:
         """Scores and noise of every split; the coverage of central intervals by their level in percent."""
         log_likelihood, rmse, below = self.per_split(arrays)
-        noise = np.sqrt((self.mixtures(arrays)[1] ** 2).mean((1, 2)))
+        noise = np.sqrt((normals.mixtures(arrays)[1] ** 2).mean((1, 2)))
         per_split = {"log_likelihood": log_likelihood, "rmse": rmse, "noise": noise}
         rows = [
             Row(name, "test", k, float(value))
             for name, values in per_split.items()
             for k, value in enumerate(values, 1)
         ]
-        return rows + [Row("coverage", "test", int(c), _coverage(below, c / 100)) for c in LEVELS]
+        return rows + normals.coverage_rows(below)
 
     def figures(self, arrays: Arrays) -> dict[str, Any]:
         """Coverage of the central intervals against their level."""
-        rows = [row._replace(series="measured") for row in self.curves(arrays) if row.curve == "coverage"]
-        rows += [Row("coverage", "calibrated", int(c), c / 100) for c in LEVELS]
-        title = "Share of test targets in central intervals"
-        return {"coverage": figures.lines(rows, title, "level of the interval, %", "share")}
-
-
-def _once(variance: np.ndarray) -> np.ndarray:
-    """Variances `[K, S, N]` with a single entry along S or N where all are equal there."""
-    for axis in (1, 2):
-        first = variance.take([0], axis)
-        if (variance == first).all():
-            variance = first
-    return variance
+        return {"coverage": normals.coverage_chart(self.curves(arrays))}
 
 
 def _standard_error(values: np.ndarray) -> float | Undefined:
     return standard_error(values) if len(values) > 1 else Undefined("one split has no standard error")
-
-
-def _coverage(below: np.ndarray, level: float) -> float:
-    """Share of targets inside the central interval of this level."""
-    return float((np.abs(below - 0.5) <= level / 2).mean())

@@ -21,6 +21,7 @@ sys.path.append(str(Path(__file__).parent))
 import generated
 import toys
 from conformance import problems
+from given import GIVEN
 
 import bench
 from bench import cifar, figures, priors, processes, registry, watch
@@ -540,6 +541,8 @@ TASKS = {
     "fidelity_iris": {"epochs": 2},
     "iris_depth": {"epochs": 2, "repetitions": 3},
     "ood_digits": {"num_train": 200, "epochs": 1, "test_images": 40},
+    "own_images": {"epochs": 1, **GIVEN["own_images"]},
+    "own_table": {"epochs": 1, **GIVEN["own_table"]},
     "permuted_digits": {},
     "retinopathy_synthetic": {"images": 50, "size": 32},
     "retinopathy_robustness": {"images": 50},

@@ -44,7 +44,7 @@ FLOORS = {
         *("bench.commands", "bench.intervals", "bench.leaderboard.site"),
         *("bench.errors", "bench.files", "bench.text", "bench.settings", "bench.randomness", "bench.signals"),
         *("bench.predictions", "bench.weights", "bench.networks", "bench.resnet", "bench.optimizers"),
-        *("bench.names", "bench.source", "bench.augmentation", "bench.processes"),
+        *("bench.names", "bench.source", "bench.augmentation", "bench.processes", "bench.own_network"),
     },
     "contract": {
         *("bench.contract", "bench.spec", "bench.problem", "bench.hooks", "bench.comparison"),
@@ -63,6 +63,7 @@ FLOORS = {
             "bench.cifar",
             "bench.corruptions",
             "bench.tables",
+            "bench.encoding",
             "bench.metrics",
             "bench.figures",
         ),

@@ -54,7 +54,7 @@ MISTAKES = {
         2,
         "cannot import 'own:None': AttributeError",
     ),
-    "no such": ({"own.py": "M = 3\n"}, OWN_RUN, 2, "'own:M' is no Method and no Task of bench.contract"),
+    "no such": ({"own.py": "M = 3\n"}, OWN_RUN, 2, "'own:M' is no Method and no Task of bench.contract, and"),
     "a path": ({}, "run ../x:Y split_digits", 2, "cannot import '../x:Y': must be package.module:Class"),
     "a file": ({"own.py": CLASS}, "run own.py:M split_digits", 2, "cannot import 'own.py:M': "),
     "relative": ({}, "run .x:Y split_digits", 2, "cannot import '.x:Y': must be package.module:Class"),

@@ -216,7 +216,7 @@ def _ranking(first: Record) -> Task | None:
     if metrics_of(first)[1]:
         return None  # not known here, which the heading says
     task = task_of(first)
-    if not task.spec.ranked:
+    if not (task.spec.ranked or task.spec.own_data):
         _say([f"{first.task.name} does not rank methods: means alone"])
     elif first.preset == "smoke":
         _say([f"{first.task.identity}: smoke runs prove the pipe and measure nothing: means alone"])
@@ -231,7 +231,8 @@ def _standing(lines: Sequence[Line], others: Shelf, task: Task) -> tuple[list[Ro
 
     first, metric = lines[0].records[0], task.spec.metrics[task.spec.main_metric]
     found, said = rivals(others, Protocol.of(first), task)
-    _say(said)
+    if not task.spec.own_data:  # of which nobody else has entries
+        _say(said)
     own = [rival(line.method, "", line.runs, task, is_own=True) for line in lines]
     stood = stand([*own, *found], task)
     compared = {place.name for place in stood.standing.places if place.ranks}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -91,6 +92,9 @@ def print_record(directory: Path, console: Console) -> None:
         console.print(f"R-hat of predictions {record.diagnostics['prediction_rhat']:.3f}: {verdict}")
     for path in sorted((directory / "figures").glob("*.svg")):
         console.print(f"figure: {path}", soft_wrap=True)
+    with suppress(OSError, UnicodeDecodeError):
+        for line in (directory / "notes.txt").read_text().splitlines():
+            console.print(plain(line), soft_wrap=True)
 
 
 def metric_rows(directory: Path, record: Record) -> list[dict[str, Cell]]:

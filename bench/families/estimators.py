@@ -94,6 +94,8 @@ def unsuited(network: nn.Module, inputs: Tensor, estimator: Name) -> str | None:
     if any(type(layer) not in kinds for layer in layers):
         names = " or ".join(kind.__name__ for kind in kinds)
         return f"needs a network whose parameters all belong to {names} layers"
+    if any(layer._buffers for layer in layers):
+        return "needs layers that are trained or frozen as a whole"
     used: list[nn.Module] = []
     ranks: list[int] = []
 

@@ -4,7 +4,8 @@ Tasks on data that are not in the package are slow, and are skipped where the da
 there if BENCH_REQUIRE_DATA=1. Of the names of one file on images, the first runs on the published ones, the
 others on a few made-up ones (`truth.py`): they differ in the name of the data, which `test_data.py` reads.
 UCI tables that are missing are made up in their published layout, and so are small CIFARs
-(`tests/generated.py`) and photographs of eyes (`tests/eyes.py`).
+(`tests/generated.py`) and photographs of eyes (`tests/eyes.py`). Tasks on a user's own data get a committed
+file (`tests/given.py`).
 """
 
 import math
@@ -27,6 +28,7 @@ import torch
 import toys
 from conformance import truth
 from drawn import half_counts, names_in_legends, texts, unnamed
+from given import GIVEN, flags
 
 import bench
 from bench import cifar, cli, data, figures, photographs, records, registry, tables
@@ -45,9 +47,8 @@ EMBEDDED += [name for name, source in tables.SOURCES.items() if not source.folde
 def settings_of(name, **values):
     """Settings of a task under its preset smoke, but for `values`."""
     entry = registry.task(name)
-    return registry.build(
-        entry.cls.settings_class, {**entry.fixed, **entry.presets.get("smoke", {}), **values}, "task"
-    )
+    given = {**entry.fixed, **entry.presets.get("smoke", {}), **GIVEN.get(name, {}), **values}
+    return registry.build(entry.cls.settings_class, given, "task")
 
 
 def is_embedded(name):
@@ -165,7 +166,8 @@ def runs(tmp_path_factory):
     def get(name):
         if name not in done:
             folder, began = tmp_path_factory.mktemp(name), time.monotonic()
-            code = cli.main(["run", method_for(name), name, "--preset", "smoke", "--out", str(folder)])
+            words = ["run", method_for(name), name, "--preset", "smoke", "--out", str(folder)]
+            code = cli.main(words + flags(name))
             seconds = time.monotonic() - began
             assert code == 0
             (path,) = folder.rglob("record.json")
@@ -275,7 +277,9 @@ def another(annotation, value):
     if isinstance(value, int | float):
         return value + 1
     if value is None:
-        return next(1 for part in parts if part is not type(None))
+        kind = next(part for part in parts if part is not type(None))
+        literals = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+        return literals[0] if literals else "other:name" if kind is str else 1
     raise NotImplementedError(f"a setting of the kind {annotation}")
 
 
@@ -530,6 +534,8 @@ def test_problem_is_the_one_that_a_fitted_method_is_rebuilt_from(name, runs):
             make(name).problem()
         return
     fitted = bench.load(runs(name).directory)
+    if make(name).spec.own_data:  # what predicts rows of the user's holds the method that does
+        fitted = fitted.method
     problem = make(name).problem()
     assert problem.num_train == len(problem.train)
     inputs = torch.stack([problem.train[i][0] for i in range(3)])

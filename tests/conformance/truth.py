@@ -31,6 +31,7 @@ import generated
 import numpy as np
 import pytest
 import torch
+from given import GIVEN
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -78,7 +79,7 @@ ROWS = 60
 
 def smallest(entry: registry.Entry) -> Any:
     """The task's settings of the preset smoke, made smaller."""
-    values = {**entry.fixed, **entry.presets.get("smoke", {})}
+    values = {**entry.fixed, **entry.presets.get("smoke", {}), **GIVEN.get(entry.name, {})}
     for name in sorted(SMALLEST.keys() & set(entry.flags())):
         try:
             registry.build(entry.cls.settings_class, smaller := values | {name: SMALLEST[name]}, "task")

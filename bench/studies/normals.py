@@ -1,0 +1,93 @@
+"""Predicted numbers as runs keep them: mixtures of S normals, for targets that were standardised.
+
+Shapes: S weight samples, N test rows; arrays may have further axes in front, such as one of K splits. Units:
+stored means and variances are of standardised targets, everything computed from them is in the target's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.special import logsumexp, ndtr
+
+from bench import figures
+from bench.spec import Arrays, Row
+
+LEVELS = np.arange(10, 100, 10)
+"""Central intervals whose coverage is drawn, in percent."""
+
+LARGEST = 6e4
+"""Stored means are clamped here, in standard deviations of the target, so that they fit float16."""
+SMALLEST = 1e-12
+"""Least stored variance, in squared standard deviations of the target."""
+
+
+def stored(mean: torch.Tensor, variance: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Means `[S, N]` as float16 and variances `[S, N]` as float32."""
+    return mean.clamp(-LARGEST, LARGEST).half().numpy(), variance.clamp(min=SMALLEST).numpy()
+
+
+def once(variance: np.ndarray) -> np.ndarray:
+    """Variances `[..., S, N]` with a single entry along S or N where all are equal there."""
+    for axis in (-2, -1):
+        first = variance.take([0], axis)
+        if (variance == first).all():
+            variance = first
+    return variance
+
+
+def mixtures(arrays: Arrays) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of the S normals of every prediction, `[..., S, N]`.
+
+    Both in the target's unit; the second with one entry along S or N where it is the same for all.
+
+    Args:
+        arrays: `mean`, `variance` and `centre_and_scale` `[..., 2]`, those of the target.
+    """
+    centre, scale = np.moveaxis(arrays["centre_and_scale"], -1, 0)[..., None, None]
+    mean = centre + scale * arrays["mean"].astype(np.float64)
+    return mean, scale * np.sqrt(arrays["variance"].astype(np.float64))
+
+
+def log_density(mean: np.ndarray, sigma: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Log density of targets `[..., N]` under their mixtures, `[..., N]`, in nats per the target's unit."""
+    z = (targets[..., None, :] - mean) / sigma
+    normaliser = np.log(mean.shape[-2] * np.sqrt(2 * np.pi))
+    return np.asarray(logsumexp(-0.5 * z**2 - np.log(sigma), axis=-2) - normaliser)
+
+
+def below(mean: np.ndarray, sigma: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Probability of a number below the values `[..., N]` under their mixtures, `[..., N]`."""
+    return np.asarray(ndtr((values[..., None, :] - mean) / sigma).mean(-2))
+
+
+def coverage(below: np.ndarray, level: float) -> float:
+    """Share of targets inside the central interval of this level, of the probabilities below them."""
+    return float((np.abs(below - 0.5) <= level / 2).mean())
+
+
+def coverage_rows(below: np.ndarray) -> list[Row]:
+    """The coverage of central intervals by their level in percent, as points of `curves.csv`."""
+    return [Row("coverage", "test", int(c), coverage(below, c / 100)) for c in LEVELS]
+
+
+def coverage_chart(rows: list[Row]) -> Any:
+    """The coverage that is among the points of a run, against its level."""
+    rows = [row._replace(series="measured") for row in rows if row.curve == "coverage"]
+    rows += [Row("coverage", "calibrated", int(c), c / 100) for c in LEVELS]
+    return figures.lines(
+        rows, "Share of test targets in central intervals", "level of the interval, %", "share"
+    )
+
+
+def quantiles(mean: np.ndarray, sigma: np.ndarray, probability: float) -> np.ndarray:
+    """The number below which a mixture `[S, N]` has this probability, `[N]`, by bisection."""
+    reach = 40 * np.broadcast_to(sigma, mean.shape)  # beyond it a normal has no double
+    low, high = (mean - reach).min(-2), (mean + reach).max(-2)
+    for _ in range(100):
+        middle = (low + high) / 2
+        is_low = below(mean, sigma, middle) < probability
+        low, high = np.where(is_low, middle, low), np.where(is_low, high, middle)
+    return np.asarray((low + high) / 2)

@@ -1,0 +1,60 @@
+"""What tasks on a user's own data share: which examples are held out, and how classes are scored and told."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from bench import metrics, randomness
+from bench.predictions import Prediction
+from bench.spec import Arrays, Metric
+from bench.studies import calibration
+
+TEST_SHARE = 0.2
+FEWEST = 20
+"""Examples; with fewer, 20% are no test."""
+
+OF_CLASSES = {name: calibration.MEASURES[name] for name in ("accuracy", "ece", "brier")}
+
+
+def undefinable(measures: dict[str, Metric]) -> dict[str, Metric]:
+    """The same measures, each of which a run may leave undefined."""
+    return {name: replace(metric, may_be_undefined=True) for name, metric in measures.items()}
+
+
+def permutation(size: int, split: int) -> np.ndarray:
+    """A random order of so many things, one for every split."""
+    return torch.randperm(size, generator=randomness.generator(0, "own data", split)).numpy()
+
+
+def at_random(strata: np.ndarray, split: int) -> np.ndarray:
+    """Which examples are held out, `[N]`: of each value among the strata `[N]` the same share, never all."""
+    is_test, order = np.zeros(len(strata), bool), permutation(len(strata), split)
+    for value in sorted(set(strata)):
+        of_value = order[strata[order] == value]
+        is_test[of_value[: round(TEST_SHARE * len(of_value))]] = True
+    return is_test
+
+
+def losses(arrays: Arrays) -> np.ndarray:
+    """-log p of each held-out class, in nats, `[N]`, from `log_probs` and `labels`."""
+    labels = arrays["labels"]
+    return -metrics.restore(arrays["log_probs"])[np.arange(len(labels)), labels]
+
+
+def of_classes(arrays: Arrays) -> dict[str, float]:
+    """Every one of `OF_CLASSES`."""
+    found = calibration.measured(metrics.restore(arrays["log_probs"]), arrays["labels"])
+    return {name: found[name] for name in OF_CLASSES}
+
+
+def told(prediction: Prediction, classes: list[str]) -> list[dict[str, Any]]:
+    """Of each input its most probable class, and the probabilities by class."""
+    rows = prediction.average().exp().tolist()
+    return [
+        {"class": classes[int(np.argmax(row))], "probabilities": dict(zip(classes, row, strict=True))}
+        for row in rows
+    ]

@@ -1,0 +1,344 @@
+"""Own images: which posterior names the class of your own pictures best?
+
+Question: of several posteriors over one network, which predicts the classes of a user's held-out images best,
+and which knows its own error?
+
+Protocol: a folder that holds a folder per class, as torchvision's ImageFolder reads it. Of every class 20% of
+the images are held out, at random. Images are in colour, their shorter side scaled to `size` pixels and the
+middle square cut out; channels are standardised by the training images. One fit per run, without
+augmentation, of three convolutions with 16, 32 and 64 maps and prior N(0, 1), or of a network of one's own.
+`--seed` moves the fit, `--task.split` the held-out images: runs of several seeds share them, so that `bench
+compare` pairs them.
+
+Source: the user's images.
+
+What would mislead: pictures of one object, scene or film on both sides of the split; near copies; accuracy
+alone, where one class is common; settings of methods that nobody tuned for the images.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pydantic
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from bench import likelihoods, metrics, networks, own_network, priors
+from bench.contract import (
+    Arrays,
+    Budget,
+    Engine,
+    Method,
+    Metric,
+    Metrics,
+    NetworkFactory,
+    Problem,
+    Spec,
+    Stored,
+    Task,
+)
+from bench.data import array_digest
+from bench.errors import UsageError
+from bench.settings import Code, Count, Whole, settings
+from bench.studies import own
+from bench.text import one_line
+
+NAMES: dict[str, dict[str, object]] = {"own_images": {}}
+
+PRESETS: dict[str, dict[str, object]] = {"smoke": {"epochs": 2, "test_samples": 4}}
+
+ENCODER = "encoder.json"
+"""File of a run that holds what was learned from the training images."""
+
+
+@settings
+class Settings:
+    """Settings of images of one's own."""
+
+    folder: str | None = None
+    """Holds a folder of images per class; must be given."""
+    size: Annotated[int, Field(ge=4)] = 32
+    """Height and width of the square that the network sees, in pixels, at least 4."""
+    split: Whole = 0
+    """Seed of the random images that are held out, 0 or more; --seed does not move them."""
+    channels: Count = 16
+    """Maps of the first convolution, at least 1; the others have twice and four times as many."""
+    network: Code | None = None
+    """Your own: package.module:factory, called with the shape of an input and the number of outputs."""
+    freeze: bool = False
+    """Of your own network: train only its last layer with weights; the rest is no part of the posterior."""
+    epochs: Count = 40
+    """Epochs, at least 1."""
+    batch_size: Count | None = 32
+    """Examples per training step, at least 1; null is full batch."""
+    test_samples: Count = 20
+    """Weight samples S per prediction, at least 1."""
+
+
+class Encoder(pydantic.BaseModel):
+    """What was learned from the training images, and how pictures become inputs.
+
+    Attributes:
+        rows: Training images.
+        size: Height and width of an input.
+        mean: Of each channel over the training images, on the scale from 0 to 1.
+        std: Their standard deviation; 1 of a channel that never changes.
+        classes: Names of the folders, in the order of the outputs.
+    """
+
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+    rows: Annotated[int, Field(ge=1)]
+    size: Annotated[int, Field(ge=4)]
+    mean: list[float] = Field(min_length=3, max_length=3)
+    std: list[Annotated[float, Field(gt=0)]] = Field(min_length=3, max_length=3)
+    classes: list[str] = Field(min_length=2)
+
+    def encode(self, images: Tensor) -> Tensor:
+        """Inputs `[B, 3, H, W]` from uint8 images of that shape."""
+        mean, std = (torch.tensor(v, device=images.device)[:, None, None] for v in (self.mean, self.std))
+        return (images.float() / 255 - mean) / std
+
+
+class Images(Stored):
+    """Images in memory as uint8 `[N, 3, H, W]`, standardised where they are used, and classes `[N]`."""
+
+    def __init__(self, images: Tensor, labels: Tensor, encoder: Encoder) -> None:
+        self.images, self.labels, self.encoder = images, labels, encoder
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and classes of these rows."""
+        return self.images[rows], self.labels[rows]
+
+    def finish(self, inputs: Tensor, uniforms: Tensor | None) -> Tensor:
+        """Standardised channels."""
+        return self.encoder.encode(inputs)
+
+
+def picture(path: Path, size: int) -> np.ndarray:
+    """The middle square of a picture in colour, `[size, size, 3]`, uint8.
+
+    Raises:
+        UsageError: If it cannot be read as one.
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        with Image.open(path) as opened:
+            return np.array(ImageOps.fit(opened.convert("RGB"), (size, size), Image.Resampling.BILINEAR))
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise UsageError(f"{path}: cannot be read as an image: {one_line(error)}") from None
+
+
+class OwnImages(Task):
+    """Held-out images of a user's folder."""
+
+    settings_class = Settings
+    settings: Settings
+
+    @property
+    def spec(self) -> Spec:
+        """What is measured."""
+        return Spec(
+            question="Which posterior names the class of one's own images best?",
+            source="the user's images",
+            version=1,
+            metrics={"nll": Metric("mean of -log p(label)", "nats", 0, np.inf), **own.OF_CLASSES},
+            main_metric="nll",
+            ranked=False,
+            own_data=True,
+        )
+
+    # ---- data
+
+    @cached_property
+    def files(self) -> tuple[list[str], list[Path], np.ndarray]:
+        """Classes, paths of all images and the class of each `[N]`, in the order of ImageFolder."""
+        from torchvision import datasets  # here, for its import takes seconds
+
+        if self.settings.folder is None:
+            raise UsageError("own_images needs images: --task.folder FOLDER, with a folder per class in it")
+        folder = Path(self.settings.folder)
+        try:
+            found = datasets.ImageFolder(str(folder))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--task.folder {folder}: {one_line(error)}") from None
+        labels = np.array(found.targets)
+        counts = np.bincount(labels)
+        if len(counts) < 2:
+            raise UsageError(f"--task.folder {folder}: holds images of one class: there is nothing to learn")
+        if len(labels) < own.FEWEST:
+            raise UsageError(
+                f"--task.folder {folder}: {len(labels)} images are too few to learn and to test: at least "
+                f"{own.FEWEST} are needed"
+            )
+        if (counts < 2).any():
+            alone = one_line(found.classes[int(np.argmin(counts))])
+            raise UsageError(
+                f"--task.folder {folder}: the class {alone} has only one image, which cannot be both learned "
+                "and tested"
+            )
+        return found.classes, [Path(path) for path, _ in found.samples], labels
+
+    @cached_property
+    def parts(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Images `[N, 3, H, W]`, uint8, and classes `[N]` of train and test."""
+        _, paths, labels = self.files
+        images = torch.from_numpy(np.stack([picture(path, self.settings.size) for path in paths]))
+        images = images.permute(0, 3, 1, 2).contiguous()
+        is_test = torch.from_numpy(own.at_random(labels, self.settings.split))
+        of_row = torch.from_numpy(labels)
+        return {"train": (images[~is_test], of_row[~is_test]), "test": (images[is_test], of_row[is_test])}
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """What the training images teach."""
+        images = self.parts["train"][0].double() / 255
+        std = images.std((0, 2, 3), correction=0)
+        return Encoder(
+            rows=len(images),
+            size=self.settings.size,
+            mean=images.mean((0, 2, 3)).tolist(),
+            std=torch.where(std > 0, std, 1.0).tolist(),
+            classes=self.files[0],
+        )
+
+    def own_data(self, part: str) -> tuple[Tensor, Tensor]:
+        """Images `[N, 3, H, W]`, uint8, and classes `[N]` of the part train or test."""
+        return self.parts[part]
+
+    def data_digest(self) -> str:
+        """Of all images as they are cut, and of the names of classes; of one's own network its file too."""
+        parts = {part: self.own_data(part) for part in ("train", "test")}
+        arrays = {f"{part}{i}": array for part, found in parts.items() for i, array in enumerate(found)}
+        names = np.frombuffer(json.dumps(self.encoder.classes).encode(), np.uint8)
+        return array_digest(arrays | {"classes": names} | self._own_network()[0])
+
+    def _own_network(self) -> tuple[Arrays, list[str]]:
+        """The content of the file of one's own network, and sentences on it; it is tried out."""
+        name = self.settings.network
+        if name is None and self.settings.freeze:
+            raise UsageError("--task.freeze true: is of a network of your own: --task.network")
+        if name is None:
+            return {}, []
+        inputs = self.encoder.encode(self.own_data("train")[0][:2])
+        said = own_network.check(self.problem().network, name, inputs, len(self.encoder.classes))
+        path = own_network.source(name)
+        return {"network": np.frombuffer(path.read_bytes() if path else b"", np.uint8)}, said
+
+    # ---- protocol
+
+    def problem(self) -> Problem:
+        """The training images."""
+        images, labels = self.own_data("train")
+        return self._posed(Images(images, labels, self.encoder), len(images))
+
+    def _posed(self, train: Images, number: int) -> Problem:
+        given, outputs, size = self.settings, len(train.encoder.classes), train.encoder.size
+        network: NetworkFactory
+        if given.network is None:
+            network = partial(networks.small_cnn, 3, outputs, given.channels)
+        else:
+            network = partial(own_network.network, given.network, (3, size, size), outputs, given.freeze)
+        return Problem(network, likelihoods.Categorical(), priors.normal(0, 1), train, None, number)
+
+    def loaded(self, directory: Path, restore: Callable[[Problem], Method]) -> Any:
+        """What predicts new images; needs the run alone, and not the folder."""
+        path = directory / ENCODER
+        try:
+            encoder = Encoder.model_validate_json(path.read_bytes())
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+        except pydantic.ValidationError as error:
+            raise UsageError(f"{path} is no encoder: {one_line(error.errors()[0]['msg'])}") from None
+        black = torch.zeros(1, 3, encoder.size, encoder.size, dtype=torch.uint8)
+        train = Images(black, torch.zeros(1, dtype=torch.long), encoder)
+        return Predictor(restore(self._posed(train, encoder.rows)), encoder)
+
+    def run(self, engine: Engine) -> Arrays:
+        """Predictions on the held-out images."""
+        problem = self.problem()
+        engine.stage("fit")
+        method = engine.fit(problem, Budget(self.settings.epochs, self.settings.batch_size))
+        images = self.own_data("test")[0]
+        held_out = Images(images, torch.zeros(len(images), dtype=torch.long), self.encoder)
+        prediction = engine.predict(method, held_out, self.settings.test_samples)
+        return {"log_probs": metrics.store(prediction.average())}
+
+    def targets(self) -> Arrays:
+        """Classes `[N]` of the held-out images."""
+        return {"labels": self.own_data("test")[1].numpy()}
+
+    def leaves(self) -> Mapping[str, str]:
+        """The encoder, and how the images were used."""
+        given, encoder = self.settings, self.encoder
+        counts = {part: np.bincount(self.own_data(part)[1].numpy()) for part in ("train", "test")}
+        classes = ", ".join(
+            f"{one_line(name)} ({train} + {test})"
+            for name, train, test in list(zip(encoder.classes, counts["train"], counts["test"], strict=True))[
+                :20
+            ]
+        )
+        said = [
+            f"{given.folder}: {encoder.rows} images trained on, {counts['test'].sum()} held out "
+            f"(--task.split {given.split}), the middle square of each scaled to {given.size} x {given.size}",
+            f"{len(encoder.classes)} classes, trained on + held out: {classes}",
+            *self._own_network()[1],
+            "next: run further methods and seeds (bench sweep), then bench compare their folder; "
+            'bench.load("this directory").predict(["new.jpg"]) predicts new images',
+        ]
+        content = json.dumps(encoder.model_dump(), indent=1)
+        return {ENCODER: content + "\n", "notes.txt": "\n".join(said) + "\n"}
+
+    # ---- scoring
+
+    def score(self, arrays: Arrays) -> Metrics:
+        """NLL, accuracy and calibration."""
+        return {"nll": float(own.losses(arrays).mean()), **own.of_classes(arrays)}
+
+    def losses(self, arrays: Arrays) -> np.ndarray:
+        """-log p of each held-out class, in nats, `[N]`."""
+        return own.losses(arrays)
+
+
+class Predictor:
+    """A fitted posterior with the encoder of its training images: predicts new ones by the names of classes.
+
+    Attributes:
+        method: The fitted method.
+        encoder: What was learned from the training images.
+    """
+
+    def __init__(self, method: Method, encoder: Encoder) -> None:
+        self.method, self.encoder = method, encoder
+
+    def predict(
+        self, images: Iterable[str | Path], num_samples: int = 50, seed: int = 0
+    ) -> list[dict[str, Any]]:
+        """Of image files, in their order, `class`, the most probable one, and `probabilities` by class.
+
+        Args:
+            images: Paths, at least one.
+            num_samples: Weight samples S that are averaged, at least 1.
+            seed: Of the samples.
+
+        Raises:
+            UsageError: If a file is no image; one line that names it.
+        """
+        squares = [picture(Path(path), self.encoder.size) for path in images]
+        if not squares:
+            raise UsageError("there are no images")
+        inputs = self.encoder.encode(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2))
+        with torch.no_grad():
+            prediction = self.method.predict(inputs, num_samples, torch.Generator().manual_seed(seed))
+        return own.told(prediction, self.encoder.classes)

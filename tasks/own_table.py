@@ -1,0 +1,462 @@
+"""Own table: which posterior predicts the rows of your own file best?
+
+Question: of several posteriors over one small network, which predicts held-out rows of a user's table best,
+and which knows its own error?
+
+Protocol: a file with a line of names, one column of which is the target. 20% of the rows are held out: at
+random (of classes the same share each), by whole groups, or as a column says. Columns are encoded by what
+scikit-learn's transformers learn from the training rows alone (`bench.encoding`); a numeric target is
+standardised by them, and scores are in its own unit. One fit per run of a network with one hidden layer of 50
+units, ReLU, prior N(0, 1); of a numeric target the standard deviation of the noise is learned along. `--seed`
+moves the fit, `--task.split` the held-out rows: runs of several seeds share their held-out rows, so that
+`bench compare` pairs them.
+
+Source: Hernandez-Lobato and Adams 2015 for network and standardisation; the table is the user's.
+
+What would mislead: one split of a small table, since another may turn the order around (`--task.split 1`);
+rows of one customer, patient or day on both sides of a random split, which `--task.group` keeps together;
+settings of methods that nobody tuned for the table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch.utils.data import TensorDataset
+
+from bench import encoding, likelihoods, metrics, networks, own_network, priors
+from bench.contract import (
+    Arrays,
+    Budget,
+    Engine,
+    Method,
+    Metric,
+    Metrics,
+    NetworkFactory,
+    Problem,
+    Row,
+    Spec,
+    Task,
+    Undefined,
+)
+from bench.data import array_digest
+from bench.encoding import Column, Encoder
+from bench.errors import UsageError
+from bench.predictions import Categorical, Gaussian
+from bench.settings import Code, Count, Whole, settings
+from bench.studies import normals, own
+from bench.text import one_line
+
+NAMES: dict[str, dict[str, object]] = {"own_table": {}}
+
+PRESETS: dict[str, dict[str, object]] = {"smoke": {"epochs": 2, "test_samples": 4}}
+
+FEWEST_TRAINED, FEWEST_TESTED = 10, 3
+ENCODER = "encoder.json"
+"""File of a run that holds what was learned from the training rows."""
+
+NOTHING: dict[encoding.Kind, str] = {
+    "regression": "the target is a number",
+    "classification": "the target is a class",
+}
+
+
+@settings
+class Settings:
+    """Settings of a table of one's own."""
+
+    file: str | None = None
+    """The table: CSV with a first line of names, or .parquet; must be given."""
+    target: str | None = None
+    """The column to predict; must be given."""
+    kind: Literal["regression", "classification"] | None = None
+    """Of the target; null guesses it from the column, and the run says so."""
+    split: Whole = 0
+    """Seed of the random rows that are held out, 0 or more; --seed does not move them."""
+    split_column: str | None = None
+    """A column that says train or test of every row, in place of a random split; it is no input."""
+    group: str | None = None
+    """A column whose equal values stay together, all trained on or all held out; it is no input."""
+    hidden: Count = 50
+    """Units of the hidden layer, at least 1."""
+    network: Code | None = None
+    """Your own: package.module:factory, called with the shape of an input and the number of outputs."""
+    freeze: bool = False
+    """Of your own network: train only its last layer with weights; the rest is no part of the posterior."""
+    epochs: Count | None = None
+    """Epochs, at least 1; null is 200 for fewer than 2,000 training rows, else 40."""
+    batch_size: Count | None = 32
+    """Examples per training step, at least 1; null is full batch."""
+    test_samples: Count = 80
+    """Weight samples S per prediction, at least 1."""
+
+
+class OwnTable(Task):
+    """Held-out rows of a user's table."""
+
+    settings_class = Settings
+    settings: Settings
+
+    @property
+    def spec(self) -> Spec:
+        """What is measured; which of it is defined, the target decides."""
+        unit = self.settings.target or "target"
+        of_numbers = {
+            "rmse": Metric("root mean squared error of the mean", unit, 0, np.inf, may_be_undefined=True),
+            "coverage_error": Metric(
+                "distance from 0.9 of the share of test targets in the central 90% interval",
+                "fraction",
+                0,
+                1,
+                may_be_undefined=True,
+            ),
+        }
+        return Spec(
+            question="Which posterior predicts the rows of one's own table best?",
+            source="the user's table",
+            version=1,
+            metrics={
+                "nll": Metric(
+                    f"mean of -log p(test target); of a number its density per {unit}",
+                    "nats",
+                    -np.inf,
+                    np.inf,
+                ),
+                **of_numbers,
+                **own.undefinable(own.OF_CLASSES),
+            },
+            main_metric="nll",
+            ranked=False,
+            own_data=True,
+        )
+
+    # ---- data
+
+    @cached_property
+    def columns(self) -> dict[str, Column]:
+        """The columns that are used, judged, without rows that have no target."""
+        given = self.settings
+        if given.file is None or given.target is None:
+            raise UsageError("own_table needs a table: --task.file FILE.csv --task.target COLUMN")
+        path = Path(given.file)
+        cells = encoding.read(path)
+        for flag, name in (
+            ("target", given.target),
+            ("split_column", given.split_column),
+            ("group", given.group),
+        ):
+            if name is not None and name not in cells:
+                names = ", ".join(one_line(each) for each in list(cells)[:20])
+                raise UsageError(f"--task.{flag} {name}: {path} has no such column; it has {names}")
+        kept = [row for row, cell in enumerate(cells[given.target]) if encoding.text(cell) is not None]
+        if len(kept) < own.FEWEST:
+            raise UsageError(
+                f"{path}: {len(kept)} rows with a target are too few to learn and to test: at least "
+                f"{own.FEWEST} are needed"
+            )
+        self.left_out = len(cells[given.target]) - len(kept)
+        beside = (given.split_column, given.group)
+        return {
+            name: encoding.column(path, name, [cells[name][row] for row in kept], name in beside)
+            for name in cells
+        }
+
+    @cached_property
+    def kind(self) -> encoding.Kind:
+        """Whether the target is a number or a class."""
+        target = self.target_column
+        name, path = one_line(target.name), self.settings.file
+        kind = self.settings.kind or encoding.guessed(target)[0]
+        if kind == "regression" and not target.is_number:
+            raise UsageError(f"--task.kind regression: the target '{name}' holds texts, which are no numbers")
+        values: list[Any] = list(target.values)
+        if len(set(values)) < 2:
+            raise UsageError(
+                f"{path}: the target '{name}' is {one_line(encoding.label(values[0]))} in all rows: there is "
+                "nothing to learn"
+            )
+        if kind == "classification":
+            alone = [value for value in sorted(set(values)) if values.count(value) == 1]
+            otherwise = "; --task.kind regression takes the target as a number" if target.is_number else ""
+            if alone:
+                raise UsageError(
+                    f"{path}: the class {one_line(encoding.label(alone[0]))} of the target '{name}' is in "
+                    "only one row, which cannot be both learned and tested: take the row out, or put it in "
+                    f"another class{otherwise}"
+                )
+        return kind
+
+    @property
+    def target_column(self) -> Column:
+        """The target."""
+        return self.columns[self.settings.target or ""]
+
+    @cached_property
+    def inputs(self) -> list[Column]:
+        """The columns that the network sees."""
+        beside = {self.settings.target, self.settings.split_column, self.settings.group}
+        found = [column for name, column in self.columns.items() if name not in beside]
+        if not found:
+            raise UsageError(f"{self.settings.file}: holds no column but the target to learn from")
+        return found
+
+    @cached_property
+    def rows(self) -> dict[str, np.ndarray]:
+        """Numbers of the rows of train and test, ascending."""
+        values = np.array(self.target_column.values, object)
+        kind = self.kind
+        if self.settings.split_column is not None and self.settings.group is not None:
+            raise UsageError("--task.group and --task.split_column: a column says it all, give one of them")
+        if self.settings.split_column is not None:
+            is_test = self._as_said(self.columns[self.settings.split_column])
+        elif self.settings.group is not None:
+            is_test = self._whole_groups(self.columns[self.settings.group])
+        else:
+            strata = values if kind == "classification" else np.zeros(len(values))
+            is_test = own.at_random(strata, self.settings.split)
+        found = {"train": np.flatnonzero(~is_test), "test": np.flatnonzero(is_test)}
+        for part, fewest in (("train", FEWEST_TRAINED), ("test", FEWEST_TESTED)):
+            if len(found[part]) < fewest:
+                raise UsageError(
+                    f"{self.settings.file}: {len(found[part])} rows to {part}: at least {fewest} are needed"
+                )
+        if kind == "classification" and (new := set(values[is_test]) - set(values[~is_test])):
+            raise UsageError(
+                f"{self.settings.file}: the class {one_line(encoding.label(min(new)))} is in test rows "
+                "alone: nothing could have learned it; split otherwise"
+            )
+        return found
+
+    def _as_said(self, column: Column) -> np.ndarray:
+        if wrong := [value for value in column.values if value not in ("train", "test")]:
+            raise UsageError(
+                f"--task.split_column {column.name}: every row must say train or test, and one says "
+                f"'{'' if wrong[0] is None else one_line(wrong[0])}'"
+            )
+        return np.array([value == "test" for value in column.values])
+
+    def _whole_groups(self, column: Column) -> np.ndarray:
+        """Groups in random order, of which the first are held out, up to the share of test rows."""
+        if None in column.values:
+            raise UsageError(f"--task.group {column.name}: row {column.values.index(None) + 1} has no group")
+        groups, of_row = np.unique(np.array(column.values), return_inverse=True)
+        if len(groups) < 2:
+            raise UsageError(f"--task.group {column.name}: all rows are of one group, which cannot be parted")
+        order = own.permutation(len(groups), self.settings.split)
+        rows_so_far = np.bincount(of_row)[order].cumsum()
+        number = max(1, np.searchsorted(rows_so_far, own.TEST_SHARE * len(of_row), side="right"))
+        return np.isin(of_row, order[: min(number, len(groups) - 1)])
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """What the training rows teach."""
+        return encoding.fit(self.inputs, self.target_column, self.kind, self.rows["train"])
+
+    def own_data(self, part: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Encoded inputs `[N, D]` and targets of the part train or test.
+
+        Targets are classes `[N]`; or numbers, standardised `[N, 1]` to train and as they are `[N]` to test.
+        """
+        rows, target = self.rows[part], self.encoder.target
+        values = {c.name: [c.values[row] for row in rows] for c in self.inputs}
+        inputs = torch.from_numpy(self.encoder.encode(values)).float()
+        wanted = [self.target_column.values[row] for row in rows]
+        if self.kind == "classification":
+            return inputs, torch.tensor([target.classes.index(encoding.label(v)) for v in wanted])
+        numbers = np.array(wanted, np.float64)
+        if part == "test":
+            return inputs, torch.from_numpy(numbers)
+        return inputs, torch.from_numpy((numbers - target.mean) / target.scale).float()[:, None]
+
+    def data_digest(self) -> str:
+        """Of all rows as they are encoded, parted into train and test: of the content, not of the path.
+
+        Of one's own network its file too.
+        """
+        parts = {part: self.own_data(part) for part in ("train", "test")}
+        arrays = {f"{part}{i}": array for part, found in parts.items() for i, array in enumerate(found)}
+        learned = np.frombuffer(self.encoder.model_dump_json().encode(), np.uint8)
+        return array_digest(arrays | {"encoder": learned} | self._own_network()[0])
+
+    def _own_network(self) -> tuple[Arrays, list[str]]:
+        """The content of the file of one's own network, and sentences on it; it is tried out."""
+        name, freeze = self.settings.network, self.settings.freeze
+        if name is None:
+            if freeze:
+                raise UsageError("--task.freeze true: is of a network of your own: --task.network")
+            return {}, []
+        problem = self.problem()
+        outputs = len(self.encoder.target.classes) or 1
+        inputs = self.own_data("train")[0]
+        said = own_network.check(problem.network, name, inputs, outputs)
+        path = own_network.source(name)
+        return {"network": np.frombuffer(path.read_bytes() if path else b"", np.uint8)}, said
+
+    # ---- protocol
+
+    def problem(self) -> Problem:
+        """The training rows."""
+        train = TensorDataset(*self.own_data("train"))
+        return self._posed(train, len(train), self.encoder.target)
+
+    def _posed(self, train: TensorDataset, number: int, target: encoding.Target) -> Problem:
+        width, outputs = train.tensors[0].shape[1], len(target.classes) or 1
+        network: NetworkFactory
+        if self.settings.network is None:
+            network = partial(networks.mlp, width, outputs, (self.settings.hidden,))
+        else:
+            network = partial(
+                own_network.network, self.settings.network, (width,), outputs, self.settings.freeze
+            )
+        likelihood = likelihoods.Categorical() if target.classes else likelihoods.Gaussian("learned")
+        return Problem(network, likelihood, priors.normal(0, 1), train, None, number)
+
+    def loaded(self, directory: Path, restore: Callable[[Problem], Method]) -> Any:
+        """What predicts new rows; needs the run alone, and not the table."""
+        encoder = encoding.read_encoder(directory / ENCODER)
+        inputs = torch.zeros(1, encoder.width)
+        target = torch.zeros(1, dtype=torch.long) if encoder.target.classes else torch.zeros(1, 1)
+        method = restore(self._posed(TensorDataset(inputs, target), encoder.rows, encoder.target))
+        return Predictor(method, encoder)
+
+    def run(self, engine: Engine) -> Arrays:
+        """Predictions on the held-out rows."""
+        problem = self.problem()
+        engine.stage("fit")
+        epochs = self.settings.epochs or (200 if problem.num_train < 2000 else 40)
+        method = engine.fit(problem, Budget(epochs, self.settings.batch_size))
+        prediction = engine.predict(method, self.own_data("test")[0], self.settings.test_samples)
+        if not isinstance(prediction, Gaussian):
+            return {"log_probs": metrics.store(prediction.average())}
+        mean, variance = normals.stored(prediction.mean[..., 0], prediction.variance[..., 0])
+        target = self.encoder.target
+        return {
+            "mean": mean,
+            "variance": normals.once(variance),
+            "centre_and_scale": np.array([target.mean, target.scale]),
+        }
+
+    def targets(self) -> Arrays:
+        """Targets `[N]` of the held-out rows: numbers in their own unit, or classes as `labels`."""
+        targets = self.own_data("test")[1].numpy()
+        return {"targets" if self.kind == "regression" else "labels": targets}
+
+    def leaves(self) -> Mapping[str, str]:
+        """The encoder, and how columns and rows were used."""
+        given, target, rows = self.settings, self.encoder.target, self.rows
+        how = f"--task.split {given.split}"
+        if given.split_column or given.group:
+            how = f"by {given.split_column or given.group}" + (f", {how}" if given.group else "")
+        said = [
+            f"{given.file}: {len(rows['train'])} rows trained on, {len(rows['test'])} held out ({how})"
+            + (f", {self.left_out} left out, since they have no target" if self.left_out else "")
+        ]
+        kind, why = encoding.guessed(self.target_column)
+        guess = "" if given.kind else f", guessed from {why}; --task.kind says otherwise"
+        learned = f"mean {target.mean:.4g}, sd {target.scale:.4g} of the training rows"
+        if target.classes:
+            shares = np.bincount(self.own_data("train")[1].numpy()) / len(rows["train"])
+            largest = one_line(target.classes[shares.argmax()])
+            learned = f"{len(target.classes)} classes, the commonest {largest} in {shares.max():.0%}"
+        said.append(f"target {one_line(target.name)}: {given.kind or kind}, {learned}{guess}")
+        said += encoding.sentences(self.encoder, self.inputs, rows["train"]) + self._own_network()[1]
+        said.append(
+            "next: run further methods and seeds (bench sweep), then bench compare their folder; "
+            'bench.load("this directory").predict("new.csv") predicts new rows'
+        )
+        return {
+            ENCODER: json.dumps(self.encoder.model_dump(), indent=1) + "\n",
+            "notes.txt": "\n".join(said) + "\n",
+        }
+
+    # ---- scoring
+
+    def score(self, arrays: Arrays) -> Metrics:
+        """NLL, and what the kind of target has beside it."""
+        nll = float(self.losses(arrays).mean())
+        of_numbers: Metrics = dict.fromkeys(("rmse", "coverage_error"), Undefined(NOTHING["classification"]))
+        of_classes: Metrics = dict.fromkeys(own.OF_CLASSES, Undefined(NOTHING["regression"]))
+        if "labels" in arrays:
+            of_classes = {**own.of_classes(arrays)}
+        else:
+            (mean, sigma), targets = normals.mixtures(arrays), arrays["targets"]
+            below = normals.below(mean, sigma, targets)
+            of_numbers = {
+                "rmse": float(np.sqrt(((mean.mean(0) - targets) ** 2).mean())),
+                "coverage_error": abs(normals.coverage(below, 0.9) - 0.9),
+            }
+        return {"nll": nll, **of_numbers, **of_classes}
+
+    def losses(self, arrays: Arrays) -> np.ndarray:
+        """-log p of each held-out target, in nats, `[N]`."""
+        if "labels" in arrays:
+            return own.losses(arrays)
+        return -normals.log_density(*normals.mixtures(arrays), arrays["targets"])
+
+    def curves(self, arrays: Arrays) -> list[Row]:
+        """Of a number: the coverage of central intervals by their level in percent."""
+        if "labels" in arrays:
+            return []
+        return normals.coverage_rows(normals.below(*normals.mixtures(arrays), arrays["targets"]))
+
+    def figures(self, arrays: Arrays) -> dict[str, Any]:
+        """Of a number: coverage of the central intervals against their level."""
+        rows = self.curves(arrays)
+        return {"coverage": normals.coverage_chart(rows)} if rows else {}
+
+
+class Predictor:
+    """A fitted posterior with the encoder of its training rows: predicts new rows in the target's own terms.
+
+    Attributes:
+        method: The fitted method.
+        encoder: What was learned from the training rows.
+    """
+
+    def __init__(self, method: Method, encoder: Encoder) -> None:
+        self.method, self.encoder = method, encoder
+
+    def predict(
+        self, rows: str | Path | Iterable[Mapping[str, Any]], num_samples: int = 200, seed: int = 0
+    ) -> list[dict[str, Any]]:
+        """Predictions of new rows, a dictionary each, in their order.
+
+        A missing value is encoded as one of the training rows, a category that they do not have as none of
+        theirs; further columns, such as the target, are not looked at.
+
+        Args:
+            rows: A CSV or Parquet file, or dictionaries from column to value, such as those of
+                `frame.to_dict("records")`.
+            num_samples: Weight samples S that are averaged, at least 1.
+            seed: Of the samples.
+
+        Returns:
+            Of a number `mean`, `sd`, and `low` and `high`, the central 90% interval, in the target's unit. Of
+            classes `class`, the most probable one, and `probabilities` by class.
+
+        Raises:
+            UsageError: If a column is missing in a row, or a number is none; one line that names it.
+        """
+        inputs = torch.from_numpy(self.encoder.encode_rows(rows)).float()
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            prediction = self.method.predict(inputs, num_samples, generator)
+        target = self.encoder.target
+        if isinstance(prediction, Categorical):
+            return own.told(prediction, target.classes)
+        assert isinstance(prediction, Gaussian)
+        mean = target.mean + target.scale * prediction.mean[..., 0].double().numpy()  # [S, B]
+        sigma = target.scale * prediction.variance[..., 0].double().sqrt().numpy()
+        sd = np.sqrt((sigma**2).mean(0) + mean.var(0))
+        low, high = (normals.quantiles(mean, sigma, p) for p in (0.05, 0.95))
+        names = ("mean", "sd", "low", "high")
+        return [
+            dict(zip(names, map(float, row), strict=True))
+            for row in zip(mean.mean(0), sd, low, high, strict=True)
+        ]
