@@ -340,10 +340,7 @@ class Task(ABC):
         raise AttributeError(f"{type(self).__name__} poses no problem")
 
     def loaded(self, directory: Path, restore: Callable[[Problem], Method]) -> Any:
-        """What `bench.load` gives of a run in this directory; by default the fitted method itself.
-
-        `restore` builds the method for a problem and gives it its fitted state.
-        """
+        """What `bench.load` gives of a run here: by default the method that `restore` rebuilds for a problem."""
         return restore(self.problem())
 
     def leaves(self) -> Mapping[str, str]:
