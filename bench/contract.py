@@ -340,7 +340,7 @@ class Task(ABC):
         raise AttributeError(f"{type(self).__name__} poses no problem")
 
     def loaded(self, directory: Path, restore: Callable[[Problem], Method]) -> Any:
-        """What `bench.load` gives of a run here: by default the method that `restore` rebuilds for a problem."""
+        """What `bench.load` gives of a run: by default the method that `restore` rebuilds for a problem."""
         return restore(self.problem())
 
     def leaves(self) -> Mapping[str, str]:
