@@ -157,7 +157,7 @@ def scores(readings: Readings, scaled: Readings) -> Metrics:
         found[f"{name}_clean"] = float(values[0].mean())
         found |= {f"{name}_severity_{s}": float(values[s].mean()) for s in severities}
     fits = readings.temperature is not None
-    found["temperature"] = readings.temperature if fits else NONE_WRONG
+    found["temperature"] = NONE_WRONG if readings.temperature is None else readings.temperature
     for name in SCALED:
         values = scaled.measured[name]
         mean, clean = np.mean([values[s] for s in severities]), values[0].mean()
