@@ -94,7 +94,7 @@ def thinned(curves: bytes) -> bytes:
     return text.getvalue().encode()
 
 
-def refuse(run: Path, record: Record, exactly: bool = True, code: str | None = None) -> None:
+def refuse(run: Path, record: Record, code: str | None = None) -> None:
     """Says why a run is no evidence.
 
     Source is known where a commit holds it, where it is the installed release's, or where it is published.
@@ -102,8 +102,6 @@ def refuse(run: Path, record: Record, exactly: bool = True, code: str | None = N
     Args:
         run: Its directory.
         record: Its record.
-        exactly: Its metrics must be computed again to the last bit, as on the processor that it was made on;
-            else they must `agree`.
         code: Where the source is published that no commit holds.
 
     Raises:
@@ -133,7 +131,7 @@ def refuse(run: Path, record: Record, exactly: bool = True, code: str | None = N
         task, arrays = load_scores(run, run_arrays(run))
         with registry.defects(f"the score of {run}"):
             again, _ = split_metrics(task.score(arrays), spec)
-        if again != record.metrics and (exactly or not agree(again, record.metrics)):
+        if not agree(again, record.metrics):
             raise UsageError(f"{run}: the metrics of the record are not those of its arrays")
 
 

@@ -125,7 +125,7 @@ def submit(runs: Sequence[Found], to: Path, words: dict[str, Any], force: bool =
         }
     )
     for directory, record in found:  # the slowest last
-        refuse(directory, record, exactly=False, code=words.get("code"))
+        refuse(directory, record, code=words.get("code"))
     _replace(to, contents | {MANIFEST: manifest})
     return to
 

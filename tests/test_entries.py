@@ -78,7 +78,7 @@ def tamper(run):
 
 def tamper_slightly(run):
     value = records.read_record(run).metrics["average_nll"]
-    change(run, metrics={"average_nll": float(np.nextafter(value, 0))})
+    change(run, metrics={"average_nll": value * (1 + 1e-9)})
 
 
 def other_arrays(run):
@@ -117,7 +117,7 @@ REFUSED = {
     ),
     "no run": (lambda run: (run / "record.json").unlink(), "holds no run"),
     "tampered": (tamper, "the metrics of the record are not those of its arrays"),
-    "tampered in the last bit": (tamper_slightly, "the metrics of the record are not those of its arrays"),
+    "tampered in the ninth digit": (tamper_slightly, "the metrics of the record are not those of its arrays"),
     "other arrays": (other_arrays, "does not hold the arrays of the record"),
     "forged": (forged, "the metrics of the record are not those of its arrays"),
     "no arrays": (lambda run: (run / "arrays.safetensors").unlink(), r"holds no arrays\.safetensors"),
@@ -401,7 +401,7 @@ def test_every_committed_record_computes_again(monkeypatch):
     for directory in at_hand(committed):
         record = committed[directory]
         scored.clear()
-        entries.refuse(directory, record, exactly=False)
+        entries.refuse(directory, record)
         assert directory == entries.directory_of(record.task.identity, record.method.identity, record.seed)
         if record.status != "completed":
             continue
