@@ -327,19 +327,6 @@ def continual_trace() -> str:
     return table(["changed", "`mfvi` and coreset", "coreset alone"], rows)
 
 
-def continual_permuted() -> str:
-    """What mfvi keeps of ten permutations, one setting changed at a time, seed 0."""
-    rows = []
-    for task_identity, method_identity, group in groups("permuted_mnist"):
-        if "coreset" not in task_identity:
-            names = ("average_accuracy", "learning_accuracy", "forgetting")
-            of_seed = [(path, record) for path, record in group if record.seed == 0]
-            rows.append(
-                [f"`{method_identity}`", f"`{task_identity}`"] + [metric(of_seed, name) for name in names]
-            )
-    return table(["method", "task", "average accuracy", "mean A[t, t]", "forgetting"], rows)
-
-
 def continual_strengths() -> str:
     """The search for the strength of ewc: validation accuracy on the pairs seen, seed 0."""
     rows = []
@@ -1129,7 +1116,6 @@ PARTS: dict[str, Callable[[], str]] = {
     "continual contrast": continual_contrast,
     "continual coresets": continual_coresets,
     "continual trace": continual_trace,
-    "continual permuted": continual_permuted,
     "continual strengths": continual_strengths,
     "continual entropy": continual_entropy,
     "continual floor": continual_floor,
