@@ -30,7 +30,7 @@ import bench.methods
 import bench.tasks
 from bench.catalogue import Entries, Entry, base_of, entry_of, nearest
 from bench.errors import BenchError, UsageError
-from bench.settings import build
+from bench.settings import CODE, build
 from bench.text import one_line
 
 PRESETS = ("smoke", "standard", "paper")
@@ -106,13 +106,15 @@ def import_own(*names: str) -> None:
         UsageError: If a module cannot be imported, holds no such class, or its class is no method and no
             task that could run; one line.
     """
-    from bench import own_network  # here, since it needs torch
-
     for name in names:
         module_name, _, class_name = name.partition(":")
-        if ":" not in name or name in _own or name in own_network.imported:
+        if ":" not in name or name in _own:
             continue
-        if not re.fullmatch(r"[\w-]+(\.[\w-]+)*:\w+", name):
+        from bench import own_network  # here, since it needs torch
+
+        if name in own_network.imported:
+            continue
+        if not CODE.fullmatch(name):
             raise UsageError(f"cannot import '{name}': must be package.module:Class")
         if os.getcwd() not in sys.path:  # a script's own folder is there in place of the user's
             sys.path.append(os.getcwd())

@@ -48,8 +48,12 @@ def named(path: Any) -> Any:
     return path
 
 
+CODE = re.compile(r"[\w-]+(\.[\w-]+)*:\w+")
+"""`package.module:name`, what code of a user's own is called."""
+
+
 def _code(name: str) -> str:
-    if not re.fullmatch(r"[\w-]+(\.[\w-]+)*:\w+", name):
+    if not CODE.fullmatch(name):
         raise ValueError("must be package.module:name")
     return name
 

@@ -54,9 +54,6 @@ NAMES: dict[str, dict[str, object]] = {"own_images": {}}
 
 PRESETS: dict[str, dict[str, object]] = {"smoke": {"epochs": 2, "test_samples": 4}}
 
-ENCODER = "encoder.json"
-"""File of a run that holds what was learned from the training images."""
-
 
 @settings
 class Settings:
@@ -254,7 +251,7 @@ class OwnImages(Task):
 
     def loaded(self, directory: Path, restore: Callable[[Problem], Method]) -> Any:
         """What predicts new images; needs the run alone, and not the folder."""
-        path = directory / ENCODER
+        path = directory / own.ENCODER
         try:
             encoder = Encoder.model_validate_json(path.read_bytes())
         except OSError as error:
@@ -298,7 +295,7 @@ class OwnImages(Task):
             'bench.load("this directory").predict(["new.jpg"]) predicts new images',
         ]
         content = json.dumps(encoder.model_dump(), indent=1)
-        return {ENCODER: content + "\n", "notes.txt": "\n".join(said) + "\n"}
+        return {own.ENCODER: content + "\n", "notes.txt": "\n".join(said) + "\n"}
 
     # ---- scoring
 

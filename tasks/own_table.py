@@ -58,9 +58,6 @@ NAMES: dict[str, dict[str, object]] = {"own_table": {}}
 PRESETS: dict[str, dict[str, object]] = {"smoke": {"epochs": 2, "test_samples": 4}}
 
 FEWEST_TRAINED, FEWEST_TESTED = 10, 3
-ENCODER = "encoder.json"
-"""File of a run that holds what was learned from the training rows."""
-
 NOTHING: dict[encoding.Kind, str] = {
     "regression": "the target is a number",
     "classification": "the target is a class",
@@ -319,7 +316,7 @@ class OwnTable(Task):
 
     def loaded(self, directory: Path, restore: Callable[[Problem], Method]) -> Any:
         """What predicts new rows; needs the run alone, and not the table."""
-        encoder = encoding.read_encoder(directory / ENCODER)
+        encoder = encoding.read_encoder(directory / own.ENCODER)
         inputs = torch.zeros(1, encoder.width)
         target = torch.zeros(1, dtype=torch.long) if encoder.target.classes else torch.zeros(1, 1)
         method = restore(self._posed(TensorDataset(inputs, target), encoder.rows, encoder.target))
@@ -371,7 +368,7 @@ class OwnTable(Task):
             'bench.load("this directory").predict("new.csv") predicts new rows'
         )
         return {
-            ENCODER: json.dumps(self.encoder.model_dump(), indent=1) + "\n",
+            own.ENCODER: json.dumps(self.encoder.model_dump(), indent=1) + "\n",
             "notes.txt": "\n".join(said) + "\n",
         }
 

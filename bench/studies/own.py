@@ -13,6 +13,8 @@ from bench.predictions import Prediction
 from bench.spec import Arrays, Metric
 from bench.studies import calibration
 
+ENCODER = "encoder.json"
+"""File of a run that holds what was learned from its training examples."""
 TEST_SHARE = 0.2
 FEWEST = 20
 """Examples; with fewer, 20% are no test."""
