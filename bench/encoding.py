@@ -388,17 +388,3 @@ def sentences(encoder: Encoder, columns: Sequence[Column], rows: np.ndarray) -> 
         ("the same in every training row, which tells nothing", constant),
     ]
     return [f"{what}: {', '.join(names)}" for what, names in said if names]
-
-
-def read_encoder(path: Path) -> Encoder:
-    """The encoder that a run keeps.
-
-    Raises:
-        UsageError: If the file is not there, or holds none; one line.
-    """
-    try:
-        return Encoder.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except pydantic.ValidationError as error:
-        raise UsageError(f"{path} is no encoder: {one_line(error.errors()[0]['msg'])}") from None

@@ -251,13 +251,7 @@ class OwnImages(Task):
 
     def loaded(self, directory: Path, restore: Callable[[Problem], Method]) -> Any:
         """What predicts new images; needs the run alone, and not the folder."""
-        path = directory / own.ENCODER
-        try:
-            encoder = Encoder.model_validate_json(path.read_bytes())
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
-        except pydantic.ValidationError as error:
-            raise UsageError(f"{path} is no encoder: {one_line(error.errors()[0]['msg'])}") from None
+        encoder = own.read_encoder(directory, Encoder)
         black = torch.zeros(1, 3, encoder.size, encoder.size, dtype=torch.uint8)
         train = Images(black, torch.zeros(1, dtype=torch.long), encoder)
         return Predictor(restore(self._posed(train, encoder.rows)), encoder)

@@ -316,7 +316,7 @@ class OwnTable(Task):
 
     def loaded(self, directory: Path, restore: Callable[[Problem], Method]) -> Any:
         """What predicts new rows; needs the run alone, and not the table."""
-        encoder = encoding.read_encoder(directory / own.ENCODER)
+        encoder = own.read_encoder(directory, Encoder)
         inputs = torch.zeros(1, encoder.width)
         target = torch.zeros(1, dtype=torch.long) if encoder.target.classes else torch.zeros(1, 1)
         method = restore(self._posed(TensorDataset(inputs, target), encoder.rows, encoder.target))

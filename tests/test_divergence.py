@@ -4,9 +4,12 @@ import math
 
 import pytest
 import torch
-from torch.distributions import Normal, kl_divergence, register_kl
+from torch.distributions import Independent, Laplace, Normal, kl_divergence, register_kl
 
 from bench.divergence import divergence, location_scale_divergence
+from bench.methods.full_cov_vi import FullNormal
+from bench.methods.matrix_normal_vi import MatrixNormal
+from bench.methods.radial import RadialNormal
 from bench.priors import normal_tensor
 
 SHAPES = [(), (5,), (3, 4)]
@@ -98,3 +101,20 @@ def test_without_closed_form_the_draws_decide_and_a_device_that_lacks_an_operati
     q.reason = "The operator 'aten::erfinv' is not currently implemented for the XYZ device"
     with pytest.raises(NotImplementedError, match="XYZ device"):
         divergence(q, p, draws)
+
+
+@pytest.mark.parametrize("kind", [FullNormal, MatrixNormal, RadialNormal])
+def test_closed_form_of_a_family_declines_a_prior_that_is_not_normal(kind):
+    """The draws decide then; a closed form that took the prior for a normal would give another number."""
+    loc = torch.full((2, 2), 0.3)
+    q = {
+        FullNormal: lambda: FullNormal(loc, 0.5 * torch.eye(4)),
+        MatrixNormal: lambda: MatrixNormal(loc, torch.eye(2), 0.5 * torch.eye(2)),
+        RadialNormal: lambda: RadialNormal(loc, torch.full((2, 2), 0.5)),
+    }[kind]()
+    torch.manual_seed(0)
+    draws = loc + torch.randn(3, 2, 2)
+    p, normal = (Independent(prior(torch.zeros(2, 2), 1.0), 2) for prior in (Laplace, Normal))
+    estimate = (q.log_prob(draws) - p.log_prob(draws)).mean()
+    torch.testing.assert_close(divergence(q, p, draws), estimate)
+    assert not torch.isclose(divergence(q, normal, draws), estimate, rtol=1e-2)

@@ -21,7 +21,7 @@ from bench import cli, encoding, registry
 from bench.contract import Undefined
 from bench.errors import UsageError
 from bench.runner import load_scores
-from bench.studies import normals
+from bench.studies import normals, own
 from bench.tasks.own_table import OwnTable, Settings
 
 
@@ -72,7 +72,7 @@ def test_inputs_are_those_of_scikit_learn_fitted_on_the_training_rows(target, tm
     path = tmp_path / "encoder.json"
     path.write_text(task.leaves()["encoder.json"])
     values = {c.name: [c.values[row] for row in rows] for c in task.inputs}
-    for encoder in (task.encoder, encoding.read_encoder(path)):
+    for encoder in (task.encoder, own.read_encoder(tmp_path, encoding.Encoder)):
         found = encoder.encode(values)
         assert found.shape == (len(rows), encoder.width)
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)

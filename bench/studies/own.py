@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
+import pydantic
 import torch
 
 from bench import metrics, randomness
+from bench.errors import UsageError
 from bench.predictions import Prediction
 from bench.spec import Arrays, Metric
 from bench.studies import calibration
+from bench.text import one_line
+
+Kept = TypeVar("Kept", bound=pydantic.BaseModel)
 
 ENCODER = "encoder.json"
 """File of a run that holds what was learned from its training examples."""
@@ -20,6 +26,25 @@ FEWEST = 20
 """Examples; with fewer, 20% are no test."""
 
 OF_CLASSES = {name: calibration.MEASURES[name] for name in ("accuracy", "ece", "brier")}
+
+
+def read_encoder(directory: Path, kind: type[Kept]) -> Kept:
+    """The encoder that a run keeps.
+
+    Args:
+        directory: Of the run.
+        kind: The class of encoders of its task.
+
+    Raises:
+        UsageError: If the file is not there, or holds none; one line.
+    """
+    path = directory / ENCODER
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except pydantic.ValidationError as error:
+        raise UsageError(f"{path} is no encoder: {one_line(error.errors()[0]['msg'])}") from None
 
 
 def undefinable(measures: dict[str, Metric]) -> dict[str, Metric]:
