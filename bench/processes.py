@@ -87,6 +87,8 @@ class _State:
     watched: Any = None  # the same for the watching thread: a store is locked while it waits for a key
     group: Any = None  # of objects; tensors travel in torch's default group
     children: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    watching: threading.Thread | None = None
+    is_left: threading.Event = field(default_factory=threading.Event)  # ends the watching thread
     is_alone: int = 0
     is_running: bool = False
     is_lost: bool = False
@@ -236,7 +238,8 @@ def join(place: Place) -> None:
     if place.rank > 0:  # the first process alone writes
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
     _state.is_running = True
-    threading.Thread(target=_watch, args=(place,), daemon=True).start()
+    _state.watching = threading.Thread(target=_watch, args=(place,), daemon=True)
+    _state.watching.start()
     try:
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         hosts = place.rank == 0 and not agent
@@ -331,24 +334,26 @@ def _gone(store: Any, world: int) -> str:
 def _watch(place: Place) -> None:
     """Sees to it that no process outlives the others: one that waits for a dead one may wait for ever."""
     parent = int(os.environ.get(_STARTED_BY, 0)) if place.rank else 0
-    while not _state.is_lost:
+    while not (_state.is_lost or _state.is_left.is_set()):
         store = _state.watched
         if place.rank == 0:
-            if _state.is_running and (text := _gone(store, place.world)):
-                time.sleep(_GRACE)
-                if _state.is_running and not _state.is_lost:  # as on a GPU, where nothing is raised
-                    _end_at_once(str(_lost(text)))
+            gone = _gone(store, place.world) if _state.is_running else ""
+            ends = bool(gone) and not _state.is_left.wait(_GRACE)
+            if ends and _state.is_running and not _state.is_lost:  # as on a GPU, where nothing is raised
+                _end_at_once(str(_lost(gone)))
         else:
             is_orphan = parent not in (0, os.getppid())
             try:
                 if not is_orphan and store is not None and store.check(["ended"]):
+                    if _state.is_left.wait(_GRACE / 2):  # by itself, with its last files written
+                        return
                     store.add("left", 1)
                     os._exit(0)
             except RuntimeError:
                 is_orphan = True
             if is_orphan:
                 _end_at_once(f"process 0 was lost; {_GOES_ON}" if place.rank == 1 else "")
-        time.sleep(_EVERY)
+        _state.is_left.wait(_EVERY)
 
 
 def _end_at_once(line: str) -> NoReturn:
@@ -364,11 +369,16 @@ def _leave() -> None:
     """At the end of this process: the first one has the others end, and waits for them.
 
     Threads of gloo that still stand when a process ends may abort it, with its work done and exit code 0 due
-    (https://github.com/pytorch/pytorch/issues/190489). So each process leaves its groups before.
+    (https://github.com/pytorch/pytorch/issues/190489). So each process leaves its groups before. The watching
+    thread ends before, too: Python ends a thread where it next wants the interpreter, and one that is inside
+    the store's C++ then takes the process with it ("terminate called without an active exception").
     """
     place = _state.place
     if place is None:
         return
+    _state.is_left.set()
+    if _state.watching is not None:
+        _state.watching.join(_GRACE)
     if not _state.is_lost:  # else a collective may be under way, for whose end this would wait
         with suppress(RuntimeError):
             dist.destroy_process_group()

@@ -1,7 +1,8 @@
 """What several processes of a run do, as functions whose results the tests compare with those of one process.
 
 `python tests/devices.py laws FILE WORLD` runs every law in this process, one of WORLD, and leaves what it has
-found in FILE; `cells FILE WORLD OUT METHOD:TASK ..` makes small runs, one after another.
+found in FILE; `cells FILE WORLD OUT METHOD:TASK ..` makes small runs, one after another; `leave FILE WORLD`
+only meets the other processes and ends.
 """
 
 import os
@@ -31,7 +32,7 @@ from bench.engine import Engine
 from bench.errors import BenchError, Diverged
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
-from bench.trainer import TrainerOptions
+from bench.trainer import TrainerOptions, place
 
 WORLD = 1
 """Processes of this run; 1 in the tests themselves."""
@@ -594,11 +595,22 @@ def cell(name, out):
     return {"directory": str(done.directory)}
 
 
+def leave(path):
+    """Meets the others and ends at once, while its watching thread asks the store without a pause."""
+    processes._EVERY = 0
+    processes.join(place(TrainerOptions(accelerator="cpu", devices=WORLD)))
+    time.sleep(0.2)  # so that it has begun to ask
+    Path(path).touch()
+
+
 def main(what, path, world, *rest):
-    """Runs laws or cells in this process."""
+    """Runs laws or cells in this process, or leaves it at once."""
     global WORLD
     torch.set_num_threads(1)
     WORLD = int(world)
+    if what == "leave":
+        leave(path)
+        return
     figures.save = lambda *arguments: []  # drawing takes most of a small run's time
     cifar.load = generated.cifar
     if what == "laws":
