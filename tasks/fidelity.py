@@ -118,6 +118,9 @@ class Settings:
 
     posterior: Literal["toy", "iris", "diabetes", "digits"]
     """Problem: fixed by the task's name."""
+    units: Count | None = None
+    """Units of every hidden layer, at least 1; null is as many as the problem has. Another number of units is
+    another posterior, with a reference of its own."""
     epochs: Count | None = None
     """Epochs, at least 1; null is as many as make about 3000 steps."""
     test_samples: Count = 80
@@ -143,7 +146,11 @@ class Fidelity(Task):
     @property
     def posed(self) -> Posed:
         """The problem, but for its data."""
-        return POSED[self.settings.posterior]
+        posed = POSED[self.settings.posterior]
+        if self.settings.units is None:
+            return posed
+        inputs, outputs, hidden, activation = posed.network
+        return posed._replace(network=(inputs, outputs, (self.settings.units,) * len(hidden), activation))
 
     @property
     def spec(self) -> Spec:
@@ -306,8 +313,9 @@ class Fidelity(Task):
 
     @property
     def target(self) -> str:
-        """The problem; nothing else decides the posterior."""
-        return f"fidelity-{self.settings.posterior}"
+        """The problem, and its units where they are others; nothing else decides the posterior."""
+        units = "" if self.settings.units is None else f"-units={self.settings.units}"
+        return f"fidelity-{self.settings.posterior}{units}"
 
     def reference(self, arrays: Arrays) -> Arrays:
         """Quantiles of the first half of the draws, and draws of the second half, each `[80, N, ...]`.

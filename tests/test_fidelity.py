@@ -254,6 +254,17 @@ def test_problem_is_small_and_of_known_noise(posterior):
     assert outputs.shape == (POSED[posterior].test, POSED[posterior].network[1])
 
 
+def test_other_units_are_another_posterior():
+    """The layers keep their number, the data their order; a reference of other units counts for nothing."""
+    for posterior, units, layers in (("toy", 5, 1), ("iris", 7, 2), ("toy", POSED["toy"].network[2][0], 1)):
+        task = make(posterior, units=units)
+        shapes = [tuple(p.shape) for p in task.problem().network().parameters() if p.ndim == 2]
+        assert [rows for rows, _ in shapes[:-1]] == [units] * layers
+        assert task.target == f"fidelity-{posterior}-units={units}" != make(posterior).target
+        assert torch.equal(task.part.inputs, make(posterior).part.inputs)
+    assert make("toy", units=9).targets().keys() == {"targets"}  # there is none of 9
+
+
 def test_data_are_those_of_the_named_tasks():
     toy, iris, diabetes, digits = (make(p).part for p in ("toy", "iris", "diabetes", "digits"))
     assert torch.equal(toy.inputs, points("train")[0][::10])
@@ -312,16 +323,25 @@ def test_without_reference_the_distances_say_why(no_reference):
 # ---- the references of the project
 
 
-@pytest.mark.parametrize("posterior", KINDS)
-def test_reference_is_of_two_mixed_halves_and_small(posterior):
+REFERENCES = sorted(path.stem for path in references.FOLDER.glob("fidelity-*.json"))
+
+
+def test_every_problem_has_a_reference():
+    assert {f"fidelity-{posterior}" for posterior in KINDS} <= set(REFERENCES)
+
+
+@pytest.mark.parametrize("target", REFERENCES)
+def test_reference_is_of_two_mixed_halves_and_small(target):
     """An even number of chains, so that no chain is in both; 80 exact draws are near 80 quantiles."""
-    task = make(posterior)
-    path = references.FOLDER / f"{task.target}.json"
+    posterior, units = re.fullmatch(r"fidelity-(\w+?)(?:-units=(\d+))?", target).groups()
+    task = make(posterior, units=None if units is None else int(units))
+    assert task.target == target
+    path = references.FOLDER / f"{target}.json"
     found = Reference.model_validate_json(path.read_bytes())
     assert int(re.search(r"--method\.chains (\d+)", found.command)[1]) in (8, 10, 12, 16)
     assert found.diagnostics["prediction_rhat"] <= RHAT_LIMIT
     assert path.with_suffix(".safetensors").stat().st_size < 200_000
-    arrays = references.read(task.target)
+    arrays = references.read(target)
     layouts = {name: layout for name, layout in task.layouts().items() if name in arrays}
     assert misfit(layouts, {name: (a.dtype.name, a.shape) for name, a in arrays.items()}) is None
     floor = task.distances(arrays["second"], arrays["reference"])["wasserstein"]
