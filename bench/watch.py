@@ -19,6 +19,9 @@ from bench.processes import average_gradients, from_each, from_first, ranks, sum
 
 STEPS_TOLD = 50
 """Training steps whose mean is told at once: to log every step would take longer than many a step."""
+AT_ONCE = frozenset({"cpu"})
+"""Kinds of devices whose losses are looked at after every step. Others would have to end their queue of work
+for that: there losses are looked at when they are told, at an epoch's end, and before anything is saved."""
 
 
 class Watch(pl.callbacks.Checkpoint):
@@ -66,6 +69,7 @@ class Watch(pl.callbacks.Checkpoint):
         self._terms: list[str] = []
         self._rows = 0
         self._untold: list[Tensor] = []  # a step each, in the order of `_terms`
+        self._seen = 0  # of these
         self._probed: dict[str, float] = {}
 
     @property
@@ -104,7 +108,7 @@ class Watch(pl.callbacks.Checkpoint):
         """Adds the losses of a step.
 
         Raises:
-            Diverged: If the loss is not finite.
+            Diverged: If the loss is not finite, of this step or of one that was not looked at yet.
         """
         self.steps += 1
         rows = len(batch.inputs)
@@ -112,23 +116,37 @@ class Watch(pl.callbacks.Checkpoint):
         if ranks()[1] > 1:
             own, rows = _rows(trainer)
             terms = sum_up(terms * (own / rows) if own else torch.zeros_like(terms))
-            outputs = dict(zip(outputs, terms, strict=True))
         self._terms = list(outputs)
         self._untold.append(terms)
-        if not math.isfinite(loss := outputs["loss"].item()):
-            self._tell_steps()
-            where = f"stage '{self.stage}', epoch {trainer.current_epoch + 1}, step {self.steps}"
-            raise Diverged(f"diverged at {where}: the loss is {loss}")
+        is_told = self.steps % STEPS_TOLD == 0
+        if is_told or terms.device.type in AT_ONCE:
+            self._look(trainer)
         self._rows += rows
         self._sums = terms * rows if self._sums is None else self._sums + terms * rows
-        if self.steps % STEPS_TOLD == 0:
+        if is_told:
             self._tell_steps()
         goes_on = hasattr(trainer.train_dataloader, "state_dict") and not trainer.is_last_batch
         if self.partial is not None and goes_on:
             self._save(trainer, self.partial)
 
+    def _look(self, trainer: pl.Trainer) -> None:
+        """Raises Diverged at the first step since the last look whose loss is not finite."""
+        unseen, self._seen = self._untold[self._seen :], len(self._untold)
+        at = self._terms.index("loss")
+        losses = torch.stack([terms[at] for terms in unseen]).tolist() if unseen else []
+        for step, loss in enumerate(losses, self.steps - len(losses) + 1):
+            if not math.isfinite(loss):
+                self._tell_steps()
+                where = f"stage '{self.stage}', epoch {trainer.current_epoch + 1}, step {step}"
+                raise Diverged(f"diverged at {where}: the loss is {loss}")
+
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
-        """Adds the epoch to the module's history, stops where patience ends, saves where it is time."""
+        """Adds the epoch to the module's history, stops where patience ends, saves where it is time.
+
+        Raises:
+            Diverged: If the loss of a step that was not looked at yet is not finite.
+        """
+        self._look(trainer)
         row: dict[str, float] = {"epoch": trainer.current_epoch + 1}
         assert self._sums is not None  # an epoch has a batch
         row |= self._probed | dict(zip(self._terms, (self._sums / self._rows).tolist(), strict=True))
@@ -147,7 +165,7 @@ class Watch(pl.callbacks.Checkpoint):
         """Tells the means over the steps since they were last told, if there are any."""
         if self._untold:
             means = torch.stack(self._untold).mean(0).tolist()
-            self._untold = []
+            self._untold, self._seen = [], 0
             row = dict(zip(self._terms, means, strict=True))
             self.observe("steps", row | {"steps": self.copies * self.steps})
 
@@ -167,6 +185,7 @@ class Watch(pl.callbacks.Checkpoint):
     def _save(self, trainer: pl.Trainer, path: Path) -> None:
         if from_first(lambda: time.perf_counter() - self._saved >= self.seconds):
             self._saved = time.perf_counter()
+            self._look(trainer)
             trainer.save_checkpoint(path)
 
     def on_save_checkpoint(
@@ -202,6 +221,7 @@ class Watch(pl.callbacks.Checkpoint):
         """Restores what `state_dict` returned."""
         for name, value in state_dict.items():
             setattr(self, name, value)
+        self._seen = len(self._untold)  # nothing is saved before it was looked at
 
 
 def _rows(trainer: pl.Trainer) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from conformance.problems import OnDisk
 from torch.utils.data import TensorDataset
 
 import bench
-from bench import registry, trainer
+from bench import registry, trainer, watch
 from bench.batches import batches
 from bench.contract import Batch, Budget
 from bench.data import array_digest
@@ -213,6 +213,21 @@ def test_divergence_names_stage_and_step():
     assert "\n" not in str(caught.value)
     (fit,) = engine.fits  # what it did is told all the same
     assert (fit["epochs"], fit["steps"], fit["diagnostics"]) == (1, 7, {"diverged": 1.0})
+
+
+def test_divergence_is_named_though_losses_are_looked_at_once_in_a_while(monkeypatch):
+    """As on an accelerator, which would have to end its queue of work at every look."""
+    looks, look = [], watch.Watch._look
+    monkeypatch.setattr(watch, "AT_ONCE", frozenset())
+    monkeypatch.setattr(watch.Watch, "_look", lambda self, of: looks.append(self.steps) or look(self, of))
+    for told, expected in ((watch.STEPS_TOLD, [4, 8]), (3, [3, 4, 6, 8])):  # an epoch has four steps
+        monkeypatch.setattr(watch, "STEPS_TOLD", told)
+        looks.clear()
+        engine = make(toys.TurnsNaN, values={"at_step": 7})
+        with pytest.raises(Diverged, match=r"epoch 2, step 7: the loss is nan$"):
+            engine.fit(problems.mlp(), BUDGET)
+        assert looks == expected
+        assert engine.fits[0]["steps"] == 8
 
 
 def test_prediction_that_is_not_finite_diverges():
