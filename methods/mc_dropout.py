@@ -5,6 +5,9 @@ Approximates the posterior by the weights of one network times Bernoulli masks o
 Source: Gal and Ghahramani 2016; Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md),
 chapters 2, 4 and 5, in the consistent form: in prediction one mask per sample is shared by all inputs, so
 that a sample is one function and information between inputs (BALD) means something.
+`masks = "per_input"` is plain dropout: in prediction, too, every input has its own masks. The prediction at
+an input has the same distribution, but a sample is then no function, and BALD, which compares inputs, means
+nothing.
 Deviations: none. In training every example has its own masks. As a sequential method it keeps the prior it
 was given and goes on from its weights, which is plain fine-tuning: its draws have no density to hand on.
 Cost: as maximum a posteriori, times the samples; one number per weight.
@@ -12,6 +15,8 @@ Valid for: networks that hold `bench.networks.Dropout`; in sequence as a baselin
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -41,6 +46,8 @@ class Settings:
     """Masks per example and training step, at least 1."""
     rate: Share = 0.5
     """Probability that a unit is dropped, a fraction from 0 to below 1."""
+    masks: Literal["shared", "per_input"] = "shared"
+    """In prediction: shared, one per sample for all inputs (consistent dropout), or per_input (plain)."""
 
 
 class MCDropout(Method):
@@ -82,10 +89,13 @@ class MCDropout(Method):
         return likelihood_term(self.likelihood, outputs, batch, self.problem.num_train), prior_term
 
     def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
-        """Predictions under `num_samples` masks, each mask shared by all inputs."""
+        """Predictions under `num_samples` masks, shared by all inputs unless `masks` is per_input."""
         seeds = self.draw_noise(num_samples, generator)["seeds"]
+        shared = self.settings.masks == "shared"
+        outputs = []
         with torch.no_grad():
-            outputs = [self._outputs(block, seeds, shared=True) for block in blocks(inputs)]
+            for number, block in enumerate(blocks(inputs)):
+                outputs.append(self._outputs(block, seeds if shared else seeds + number, shared))
         return self.likelihood.predict(torch.cat(outputs, 1))
 
     def as_prior(self) -> Prior:

@@ -1,5 +1,6 @@
 """Monte Carlo dropout against the network without dropout and against its own definition."""
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -55,6 +56,29 @@ def test_prediction_shares_its_masks_and_training_does_not():
     assert len(predicted[:, 0].unique(dim=0)) > 1
     trained = method._outputs(rows, torch.tensor([3, 4]), shared=False)
     assert len(trained[0].unique(dim=0)) > 1
+
+
+@pytest.mark.parametrize("masks", ["shared", "per_input"])
+def test_plain_dropout_has_the_same_marginals_and_no_function(masks, monkeypatch):
+    """A linear layer of dropped units: mean and variance by hand, covariance of two inputs the variance or 0.
+
+    4,000 draws, limits at five standard errors: false alarm 1e-5. The inputs lie in blocks of their own.
+    """
+    rate, draws = 0.4, 4000
+
+    def network(dropout=0.0, width=1.0):
+        return nn.Sequential(Dropout(dropout), nn.Linear(3, 1, bias=False))
+
+    posed = replace(problems.straight_line(), network=network)
+    method = mc_dropout.MCDropout(posed, mc_dropout.Settings(rate=rate, masks=masks))
+    monkeypatch.setattr(mc_dropout, "blocks", lambda inputs: inputs.split(1))
+    values = method.predict(torch.ones(2, 3), draws, generator()).mean[..., 0].double()
+    w = method.network[1].weight.detach()[0].double()
+    mean, variance = w.sum(), rate / (1 - rate) * w.square().sum()
+    assert_close(values.mean(0), mean.expand(2), rtol=0, atol=5 * float((variance / draws).sqrt()))
+    assert_close(values.var(0), variance.expand(2), rtol=0.2, atol=0)
+    correlation = float(torch.corrcoef(values.T)[0, 1])
+    assert correlation == pytest.approx(1.0 if masks == "shared" else 0.0, abs=5 / draws**0.5)
 
 
 def test_training_and_prediction_drop_the_share_that_the_rate_names():
