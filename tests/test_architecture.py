@@ -55,7 +55,7 @@ FLOORS = {
         *("bench.batches", "bench.diagnostics"),
     },
     "what methods share": {"bench.families.*"},
-    "methods": {"bench.methods.*"},
+    "methods": {"bench.methods.*", "bench.peers"},
     "data and scores": {
         *(
             "bench.places",
@@ -294,7 +294,7 @@ UPRIGHT = {
 SMALL = {
     "ground": {"bench"},
     "contract": {"bench.contract"},
-    "methods": {"bench.methods.*"},
+    "methods": {"bench.methods.*", "bench.peers"},
     "studies": {"bench.studies.*"},
     "tasks": {"bench.tasks.*"},
     "top": {"bench.records", "bench.runner"},

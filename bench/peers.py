@@ -1,0 +1,259 @@
+"""Posteriors of other libraries as methods: `bench run bench.peers:LaplaceTorch fidelity_iris`.
+
+The library fits; the suite poses the problem, predicts and scores. So what is compared
+are posteriors, under one network, likelihood, prior and protocol. docs/entering-a-library.md goes through the
+first of them and says how theirs agree with ours.
+
+Each keeps what draws are made of as buffers, which every checkpoint holds. The fits of
+`posteriors` are made whole in `finish_fit`: one that is stopped is made anew. They need the extra `peers`.
+
+Shapes: d weights, N examples.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+from torch.nn.functional import softplus
+from torch.utils.data import DataLoader, TensorDataset
+
+from bench.contract import Batch, Budget, Method, Problem
+from bench.divergence import log_prob
+from bench.energy import likelihood_term
+from bench.errors import UsageError
+from bench.likelihoods import Categorical, Gaussian
+from bench.methods.map import MAP
+from bench.methods.map import Settings as MAPSettings
+from bench.priors import joined_normals
+from bench.settings import Count, Positive, Share, settings
+from bench.weights import linearised, ravel, unravel
+
+
+class LaplaceTorch(MAP):
+    """A normal at the mode that `map` finds: laplace-torch, full curvature, the network linearised."""
+
+    approximates = "the posterior by a normal at its mode with the full curvature there (laplace-torch)"
+    provides = frozenset({"weight_samples"})
+    settings_class = MAPSettings
+
+    def __init__(self, problem: Problem, settings: MAPSettings, start: MAP | None = None) -> None:
+        super().__init__(problem, settings, start)
+        size = sum(p.numel() for p in self.network.parameters())
+        self.register_buffer("mode", torch.zeros(size))
+        self.register_buffer("root", torch.zeros(size, size))
+
+    def finish_fit(self, loader: Iterable[Batch]) -> None:
+        """The curvature of all examples, and of the prior."""
+        from laplace import Laplace
+
+        data = DataLoader(TensorDataset(*together(loader)), batch_size=64)
+        fitted = Laplace(
+            self.network, **likelihood(self), subset_of_weights="all", hessian_structure="full",
+            prior_precision=precision(self),
+        )  # fmt: skip
+        fitted.fit(data)
+        self.mode.copy_(fitted.mean)
+        self.root.copy_(fitted.posterior_scale)
+
+    def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draws of the normal, `[S, *shape]`."""
+        noise = torch.randn(num_samples, len(self.mode), generator=generator, device=self.mode.device)
+        return unravel(self.mode + noise @ self.root.T, dict(self.network.named_parameters()))
+
+    def outputs(self, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
+        """Of the network linearised at the mode, as that library predicts."""
+        return linearised(self.network, weights, inputs)
+
+    predict = Method.predict
+
+
+class PosteriorsLaplace(LaplaceTorch):
+    """The same by `posteriors.laplace.dense_ggn`."""
+
+    approximates = "the posterior by a normal at its mode with the full curvature there (posteriors)"
+
+    def finish_fit(self, loader: Iterable[Batch]) -> None:
+        """The curvature of all examples, and of the prior."""
+        from optree.integrations.torch import tree_ravel
+        from posteriors.laplace import dense_ggn
+
+        def forward(weights: Any, batch: Any) -> tuple[Tensor, Tensor]:
+            return functional_call(self.network, dict(weights), (batch[0],)), torch.tensor([])
+
+        def log_likelihood(outputs: Tensor, batch: Any) -> Tensor:
+            return self.likelihood.log_prob(outputs[None], batch[1]).sum()
+
+        transform = dense_ggn.build(forward, log_likelihood, init_prec=precision(self))
+        state = transform.init({n: p.detach() for n, p in self.network.named_parameters()})
+        state, _ = transform.update(state, together(loader))
+        places = unravel(torch.arange(len(self.mode))[None], dict(self.network.named_parameters()))
+        order, _ = tree_ravel({name: place[0] for name, place in places.items()})  # theirs, of ours
+        self.mode.copy_(vector(self, state.params))
+        self.root[order] = torch.linalg.inv(torch.linalg.cholesky(state.prec)).T
+
+
+class _Posteriors(Method):
+    """A posterior over the vector of weights that a transform of `posteriors` updates batch by batch."""
+
+    provides = frozenset({"weight_samples"})
+    trains = False
+
+    def __init__(self, problem: Problem, settings: Any, start: Method | None = None) -> None:
+        super().__init__(problem, settings, start)
+        self.network = problem.network()
+
+    def spends(self, budget: Budget) -> Budget:
+        """The task's budget, which `updated` goes through by itself."""
+        self.budget = super().spends(budget)
+        return self.budget
+
+    def log_posterior(self, weights: Any, batch: Any) -> tuple[Tensor, Tensor]:
+        """Log joint over N of a batch that stands for all examples, and nothing beside it."""
+        outputs = functional_call(self.network, dict(weights), (batch[0],))[None]
+        nll = likelihood_term(self.likelihood, outputs, Batch(*batch), self.problem.num_train)
+        prior = log_prob(self.prior, {name: w[None] for name, w in weights.items()}).sum()
+        return (prior - nll) / self.problem.num_train, torch.tensor([])
+
+    def updated(self, transform: Any, loader: Iterable[Batch]) -> Iterator[Any]:
+        """The state after every batch of the budget, in a new order every epoch."""
+        inputs, targets = together(loader)
+        state = transform.init({n: p.detach().clone() for n, p in self.network.named_parameters()})
+        with seeded(self.generator):
+            for _ in range(self.budget.epochs):
+                for rows in torch.randperm(len(inputs)).split(self.budget.batch_size or len(inputs)):
+                    state, _ = transform.update(state, (inputs[rows], targets[rows]))
+                    yield state
+
+
+@settings
+class VISettings:
+    """Settings of mean-field inference by posteriors."""
+
+    learning_rate: Positive = 1e-2
+    """Step size of Adam, above 0."""
+    initial_rho: float = -3.0
+    """Standard deviations start at softplus of it."""
+
+
+class PosteriorsVI(_Posteriors):
+    """Independent normals by `posteriors.vi.diag`, one weight sample a step."""
+
+    approximates = "the posterior by independent normals (posteriors)"
+    settings_class = VISettings
+    settings: VISettings
+
+    def __init__(self, problem: Problem, settings: VISettings, start: Method | None = None) -> None:
+        super().__init__(problem, settings, start)
+        size = sum(p.numel() for p in self.network.parameters())
+        self.register_buffer("normal", torch.zeros(2, size))  # mean and standard deviation
+
+    def finish_fit(self, loader: Iterable[Batch]) -> None:
+        """All of the fit."""
+        import torchopt
+        from posteriors.vi import diag
+
+        scale = math.log(softplus(torch.tensor(self.settings.initial_rho)))
+        adam = torchopt.adam(lr=self.settings.learning_rate)
+        transform = diag.build(
+            self.log_posterior, adam, temperature=1 / self.problem.num_train, init_log_sds=scale
+        )
+        *_, state = self.updated(transform, loader)
+        self.normal.copy_(torch.stack([vector(self, state.params), vector(self, state.log_sd_diag).exp()]))
+
+    def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """Draws, `[S, *shape]`."""
+        mean, sd = self.normal
+        noise = torch.randn(num_samples, len(mean), generator=generator, device=mean.device)
+        return unravel(mean + sd * noise, dict(self.network.named_parameters()))
+
+
+@settings
+class SGLDSettings:
+    """Settings of stochastic gradient Langevin dynamics by posteriors."""
+
+    learning_rate: Positive = 1e-2
+    """Step size, above 0, of the gradient per example."""
+    burn_in: Share = 0.5
+    """Share of the steps before the first draw, from 0 to below 1."""
+    kept: Count = 50
+    """Draws that are kept of the steps after that, evenly; at least 1."""
+
+
+class PosteriorsSGLD(_Posteriors):
+    """Draws of one chain by `posteriors.sgmcmc.sgld`."""
+
+    approximates = "the posterior by draws of noisy gradient steps (posteriors)"
+    settings_class = SGLDSettings
+    settings: SGLDSettings
+
+    def __init__(self, problem: Problem, settings: SGLDSettings, start: Method | None = None) -> None:
+        super().__init__(problem, settings, start)
+        size = sum(p.numel() for p in self.network.parameters())
+        self.register_buffer("draws", torch.zeros(settings.kept, size))
+
+    def finish_fit(self, loader: Iterable[Batch]) -> None:
+        """All of the fit."""
+        from posteriors.sgmcmc import sgld
+
+        s, count = self.settings, self.problem.num_train
+        transform = sgld.build(self.log_posterior, s.learning_rate, temperature=1 / count)
+        steps = self.budget.epochs * -(-count // (self.budget.batch_size or count))
+        first = min(round(s.burn_in * steps), steps - 1)
+        places = torch.linspace(first, steps - 1, s.kept).round().long().tolist()
+        for step, state in enumerate(self.updated(transform, loader)):
+            for place, at in enumerate(places):
+                if at == step:
+                    self.draws[place] = vector(self, state.params)
+
+    def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """A random choice of the draws, `[S, *shape]`: each once before any is taken again."""
+        order = torch.randperm(len(self.draws), generator=generator, device=generator.device)
+        chosen = order.repeat(-(-num_samples // len(order)))[:num_samples]
+        return unravel(self.draws[chosen.sort().values], dict(self.network.named_parameters()))
+
+
+# ------------------------------------------------------------------------------------------------ helpers
+
+
+def together(loader: Iterable[Batch]) -> tuple[Tensor, Tensor]:
+    """All inputs `[N, ...]` and targets `[N, ...]`."""
+    batches = list(loader)
+    return torch.cat([b.inputs for b in batches]), torch.cat([b.targets for b in batches])
+
+
+def precision(method: Method) -> float:
+    """Of the prior, which must be N(0, s^2) for every weight: 1 / s^2."""
+    normals = joined_normals(method.prior)
+    if normals is None or normals[0].any() or (normals[1] != normals[1][0]).any():
+        raise UsageError(f"{type(method).__name__} needs a prior N(0, s^2), the same for all weights")
+    return float(normals[1][0] ** -2)
+
+
+def likelihood(method: Method) -> dict[str, Any]:
+    """What laplace-torch calls the likelihood; it takes classes, or numbers with a known noise."""
+    found = method.likelihood
+    if isinstance(found, Categorical):
+        return {"likelihood": "classification"}
+    if isinstance(found, Gaussian) and not found.per_example and not list(found.parameters()):
+        return {"likelihood": "regression", "sigma_noise": float(found.log_sigma.exp())}
+    raise UsageError("LaplaceTorch takes classes, or numbers with a known noise; take another task")
+
+
+def vector(method: Method, tree: Any) -> Tensor:
+    """Tensors by name as one vector `[d]`, in the order of the network's parameters."""
+    return ravel({name: tree[name].detach()[None] for name, _ in method.network.named_parameters()})[0]
+
+
+@contextmanager
+def seeded(generator: torch.Generator) -> Iterator[None]:
+    """Inside the block torch's global generator, from which that library draws, goes on from this one."""
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
