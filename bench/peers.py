@@ -41,6 +41,8 @@ class LaplaceTorch(MAP):
     approximates = "the posterior by a normal at its mode with the full curvature there (laplace-torch)"
     provides = frozenset({"weight_samples"})
     settings_class = MAPSettings
+    mode: Tensor  # [d]
+    root: Tensor  # [d, d]: root root' is the covariance
 
     def __init__(self, problem: Problem, settings: MAPSettings, start: MAP | None = None) -> None:
         super().__init__(problem, settings, start)
@@ -53,7 +55,7 @@ class LaplaceTorch(MAP):
         from laplace import Laplace
 
         data = DataLoader(TensorDataset(*together(loader)), batch_size=64)
-        fitted = Laplace(
+        fitted: Any = Laplace(
             self.network, **likelihood(self), subset_of_weights="all", hessian_structure="full",
             prior_precision=precision(self),
         )  # fmt: skip
@@ -103,6 +105,7 @@ class _Posteriors(Method):
 
     provides = frozenset({"weight_samples"})
     trains = False
+    budget: Budget
 
     def __init__(self, problem: Problem, settings: Any, start: Method | None = None) -> None:
         super().__init__(problem, settings, start)
@@ -147,11 +150,12 @@ class PosteriorsVI(_Posteriors):
     approximates = "the posterior by independent normals (posteriors)"
     settings_class = VISettings
     settings: VISettings
+    normal: Tensor  # [2, d]: mean and standard deviation
 
     def __init__(self, problem: Problem, settings: VISettings, start: Method | None = None) -> None:
         super().__init__(problem, settings, start)
         size = sum(p.numel() for p in self.network.parameters())
-        self.register_buffer("normal", torch.zeros(2, size))  # mean and standard deviation
+        self.register_buffer("normal", torch.zeros(2, size))
 
     def finish_fit(self, loader: Iterable[Batch]) -> None:
         """All of the fit."""
@@ -191,6 +195,7 @@ class PosteriorsSGLD(_Posteriors):
     approximates = "the posterior by draws of noisy gradient steps (posteriors)"
     settings_class = SGLDSettings
     settings: SGLDSettings
+    draws: Tensor  # [kept, d]
 
     def __init__(self, problem: Problem, settings: SGLDSettings, start: Method | None = None) -> None:
         super().__init__(problem, settings, start)

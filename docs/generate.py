@@ -897,11 +897,11 @@ def retinopathy_mistakes(run: FinishedRun, number: int = 10, band: int = 14) -> 
     return sheet
 
 
-def robustness_table() -> str:
-    """Shares of the random configurations that learned nothing, and that were good."""
-    if not finished_runs("retinopathy_robustness"):
+def compared_table(task: str) -> str:
+    """The table in which a task sets its committed runs side by side."""
+    if not finished_runs(task):
         return "No run is committed yet."
-    found = compared("retinopathy_robustness")
+    found = compared(task)
     return table(found.header, found.rows)
 
 
@@ -926,6 +926,78 @@ def fidelity() -> str:
     if rows:
         rows.append(["floor: a second run of the reference", *(floors.get(task, "-") for task in tasks)])
     return or_none(["method", *(f"`{task}`" for task in tasks)], rows)
+
+
+WIDTHS = {
+    "mfvi": "`mfvi`",
+    "radial": "`radial`",
+    "invariant_vi": "`invariant_vi`",
+    "invariant_vi+points=16": "`invariant_vi`, 16 points",
+}
+"""Method identity -> its name in the study of networks by width."""
+EXACT = "second run of the reference"
+
+
+@cache
+def by_width() -> dict[tuple[int, str], dict[int, dict[str, float]]]:
+    """(Units, method) -> seed -> how far and how wide it is on fidelity_toy; of the reference one run."""
+    found: dict[tuple[int, str], dict[int, dict[str, float]]] = {}
+    for run in finished_runs("fidelity_toy"):
+        is_of_study = re.fullmatch(r"(units=\d+)?", run.variant) and run.method_identity in WIDTHS
+        if is_of_study:
+            (units,) = run.task.posed.network[2]
+            found.setdefault((units, WIDTHS[run.method_identity]), {})[run.seed] = width_row(run, "draws")
+            found[units, EXACT] = {0: width_row(run, "second")}
+    return dict(sorted(found.items()))
+
+
+def width_row(run: FinishedRun, draws: str) -> dict[str, float]:
+    """Distance, standard deviations over those of the reference, and NLL of draws on fidelity_toy."""
+    arrays = run.arrays | {"draws": run.arrays[draws]}
+    wide, exact = (arrays[name].astype(np.float64).std(0) for name in ("draws", "reference"))
+    between = len(run.task.own_data("test")[0])  # where the test inputs between the clusters begin
+    return {
+        "distance": run.task.score(arrays)["wasserstein"],
+        "spread at the data": float((wide / exact)[:between].mean()),
+        "spread between": float((wide / exact)[between:].mean()),
+        "NLL": run.task.nll(arrays),
+    }
+
+
+def widths() -> str:
+    """Distance, spread and NLL of the methods of `WIDTHS`, by width."""
+    rows = [
+        [str(units), name, str(len(of)), *(interval([row[key] for row in of.values()]) for key in of[0])]
+        for (units, name), of in by_width().items()
+    ]
+    return or_none(
+        ["units", "method", "seeds", "distance", "spread at the data", "spread between", "NLL"], rows
+    )
+
+
+def widths_said() -> str:
+    """What leaving out the cost of translations changes, paired by seed, at every width."""
+    said = []
+    for units in dict.fromkeys(units for units, _ in by_width()):
+        one, other = (by_width().get((units, WIDTHS[m]), {}) for m in ("invariant_vi", "mfvi"))
+        for key in ("distance", "spread between", "NLL"):
+            rows = ({seed: row[key] for seed, row in of.items()} for of in (one, other))
+            if len(change := differences(*rows)) >= 3:
+                of = student(change)
+                what = f"{units} units: {key} of `invariant_vi` minus that of `mfvi` is {of:.3g}"
+                said.append(f"- {what}{of.said('it is larger', 'it is smaller')}")
+    return "\n".join(said) or "No run is committed yet."
+
+
+def widths_chart() -> Any:
+    """The table of widths as curves."""
+    curves: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
+    for (units, name), of in by_width().items():
+        for seed, row in of.items():
+            for key in ("distance", "spread at the data", "spread between"):
+                curves.setdefault((key, name.replace("`", ""), seed), []).append((units, row[key]))
+    found = [figures.Curve(panel, series, points) for (panel, series, _), points in curves.items()]
+    return figures.panels(found, "units of the hidden layer", "over the posterior's sd")
 
 
 QUESTIONS = {
@@ -1093,13 +1165,17 @@ PARTS: dict[str, Callable[[], str]] = {
     "retinopathy table": lambda: retinopathy_table("retinopathy_synthetic"),
     "retinopathy controls": lambda: retinopathy_controls("retinopathy_synthetic"),
     "retinopathy said": lambda: said_if_any("retinopathy_synthetic"),
-    "robustness": robustness_table,
+    "robustness": lambda: compared_table("retinopathy_robustness"),
     "robustness said": lambda: said_if_any("retinopathy_robustness"),
     "results ood_digits": lambda: results_if_any("ood_digits"),
     "results shift_digits": lambda: results_if_any("shift_digits"),
     "results shift_fashion_mnist": lambda: results_if_any("shift_fashion_mnist"),
     "results shift_cifar10": lambda: results_if_any("shift_cifar10"),
     "fidelity": fidelity,
+    "widths": widths,
+    "widths said": widths_said,
+    "mean field cost": lambda: compared_table("mean_field_cost"),
+    "mean field cost said": lambda: said_if_any("mean_field_cost"),
     "questions": questions,
     "findings counts": findings_counts,
     "findings contradicted": lambda: findings_table("contradicted"),
@@ -1167,6 +1243,11 @@ def draw() -> None:
         figures.save(shown, folder, footer([run]))
     if runs := finished_runs("trained_product_matrix"):
         figures.save(compared("trained_product_matrix").charts, folder, footer(runs))
+    if runs := finished_runs("mean_field_cost"):
+        drawn = {f"mean_field_cost-{name}": c for name, c in compared("mean_field_cost").charts.items()}
+        figures.save(drawn, folder, footer(runs))
+    if runs := [r for r in finished_runs("fidelity_toy") if r.method_identity in WIDTHS]:
+        figures.save({"fidelity_toy-widths": widths_chart()}, folder, footer(runs))
     for name, chart in singular_charts().items():
         figures.save({name: chart}, folder, figures.footer(singular_labels(name)))
     fundus.contact_sheet().save(folder / "retinopathy" / "contact-sheet.png")
