@@ -71,6 +71,7 @@ class Claim(_Part):
     seeds: list[int] = [0, 1, 2]
     per: str | None = None
     diverged: float | None = None
+    needs: str | None = None
     same: str | None = None
     other: str | None = None
     command: str | None = None
@@ -196,10 +197,14 @@ def find(claim: Claim, roots: Sequence[Path] = ROOTS) -> Finding:
         UsageError: If a term is no run that there can be, or its metric is none of the run's.
     """
     found: list[dict[Any, float | None]] = []
+    unmet: set[Any] = set()
     for term in claim.terms:
         metric, values = term.metric or claim.metric, dict[Any, float | None]()
         for path, record in _runs(claim, term, roots):
-            values |= _values(claim, metric, path, record)
+            of_run = _values(claim, metric, path, record)
+            values |= of_run
+            if claim.needs is not None and record.metrics.get(claim.needs) != 1:
+                unmet |= of_run.keys()
         found.append(values)
     keys = sorted(set.intersection(*map(set, found)))
     absent = [key for key in keys if any(values[key] is None for values in found)]
@@ -209,7 +214,11 @@ def find(claim: Claim, roots: Sequence[Path] = ROOTS) -> Finding:
         if key not in absent
     }
     unit = claim.per or "seed"
-    return Finding(claim, contrast, f"{unit} {absent[0]}: diverged or undefined" if absent else "")
+    if absent:
+        return Finding(claim, contrast, f"{unit} {absent[0]}: diverged or undefined")
+    if unmet := unmet & contrast.keys():
+        return Finding(claim, contrast, f"{claim.needs} is not 1 in {len(unmet)} of {len(contrast)} {unit}s")
+    return Finding(claim, contrast)
 
 
 def _runs(claim: Claim, term: Term, roots: Sequence[Path]) -> Iterator[tuple[Path, Record]]:

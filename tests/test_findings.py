@@ -118,6 +118,17 @@ def test_an_undefined_metric_gives_no_verdict(tmp_path):
     assert findings.find(claim(MAP), [tmp_path]).verdict == "no verdict"
 
 
+def test_a_run_without_what_the_claim_needs_gives_no_verdict(tmp_path):
+    """As chains that did not mix: dropping the run alone would choose runs by what came out."""
+    write(tmp_path, "map", {0: 1.0, 1: 1.0, 2: 1.0})
+    needs = {"above": 0.5, "needs": "average_accuracy"}
+    assert findings.find(claim(MAP, **needs), [tmp_path]).verdict == "reproduced"
+    write(tmp_path, "map", {3: 0.9})
+    found = findings.find(claim(MAP, **needs), [tmp_path])
+    assert (found.verdict, found.missing) == ("no verdict", "average_accuracy is not 1 in 1 of 4 seeds")
+    assert findings.find(claim(MAP, above=0.5), [tmp_path]).verdict == "reproduced"
+
+
 def test_a_metric_that_a_run_does_not_have_is_told(tmp_path):
     write(tmp_path, "map", {0: 0.5})
     with pytest.raises(UsageError, match="has no acuracy"):
