@@ -917,6 +917,8 @@ def fidelity() -> str:
     floors = {}
     for task in tasks:
         for task_identity, method_identity, group in groups(task):
+            if method_identity not in methods():  # settings that no name fixes
+                continue
             if task_identity == task and all(record.status == "completed" for _, record in group):
                 disagree = any(mixed(record.diagnostics) is False for _, record in group)
                 value = metric(group, "wasserstein") + (" (chains disagree)" if disagree else "")
@@ -1067,8 +1069,8 @@ def findings_counts() -> str:
     return (
         f"Of {len(all_findings())} headlines {len(asked)} are put to their own protocol, or to a smaller one "
         f"that answers the same question: {words}, {count['undecided']} undecided, {count['no verdict']} "
-        f"without the three seeds that a verdict takes. The other {len(all_findings()) - len(asked)} are so "
-        f"far put to a smaller protocol that may answer another question, and stay open. {judged} intervals "
+        "without the three seeds, or the mixed chains, that a verdict takes. The other "
+        f"{len(all_findings()) - len(asked)} are so far put to a smaller protocol that may answer another question, and stay open. {judged} intervals "
         f"of 95% stand behind all this: at most {0.05 * judged:.1f} of them are expected to miss their true "
         "value."
     )
