@@ -1070,9 +1070,9 @@ def findings_counts() -> str:
         f"Of {len(all_findings())} headlines {len(asked)} are put to their own protocol, or to a smaller one "
         f"that answers the same question: {words}, {count['undecided']} undecided, {count['no verdict']} "
         "without the three seeds, or the mixed chains, that a verdict takes. The other "
-        f"{len(all_findings()) - len(asked)} are so far put to a smaller protocol that may answer another question, and stay open. {judged} intervals "
-        f"of 95% stand behind all this: at most {0.05 * judged:.1f} of them are expected to miss their true "
-        "value."
+        f"{len(all_findings()) - len(asked)} are so far put to a smaller protocol that may answer another "
+        f"question, and stay open. {judged} intervals of 95% stand behind all this: at most "
+        f"{0.05 * judged:.1f} of them are expected to miss their true value."
     )
 
 

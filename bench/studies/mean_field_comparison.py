@@ -132,7 +132,10 @@ def chart(lines: Mapping[str, Depths], error: str) -> Any:
     stroke = alt.Stroke("line:N", title=None, scale=colours, legend=alt.Legend(symbolType="stroke"))
     dash = alt.StrokeDash("kind:N", title=None, scale=alt.Scale(domain=KINDS, range=[[1, 0], [4, 4]]))
     shape = alt.Shape("state:N", title=None, scale=alt.Scale(domain=STATES, range=["circle", "cross"]))
-    y = alt.Y("centre:Q", title=f"{name}, {unit}")
+    # A KL is above 0, and of depths that have not mixed it may be a thousand times that of the others.
+    across_decades = error == "kl" and all(row["low"] > 0 for row in values)
+    scale = alt.Scale(type="log" if across_decades else "linear")
+    y = alt.Y("centre:Q", title=f"{name}, {unit}", scale=scale)
 
     def layer(rows: Any) -> Any:
         across = alt.X("depth:Q", title="hidden layers", axis=alt.Axis(tickMinStep=1, format=",d"))
@@ -144,7 +147,7 @@ def chart(lines: Mapping[str, Depths], error: str) -> Any:
     layers = [
         layer(row for row in drawn if row["state"] == STATES[0])
         .mark_area(opacity=0.2)
-        .encode(y=alt.Y("low:Q", title=f"{name}, {unit}"), y2="high:Q", fill=band),
+        .encode(y=alt.Y("low:Q", title=f"{name}, {unit}", scale=scale), y2="high:Q", fill=band),
         layer(curves).mark_line().encode(y=y, stroke=stroke, strokeDash=dash),
         layer(drawn).mark_point(size=50).encode(y=y, stroke=stroke, shape=shape),
     ]
