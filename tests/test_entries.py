@@ -225,7 +225,7 @@ def test_long_curves_are_thinned_to_points_of_the_run(run, tmp_path):
     assert kept == [line for line in lines if line in set(kept)]
     loss = [line for line in kept if line.startswith("loss")]
     assert {lines[0], lines[1999], lines[776], lines[1234]} <= set(loss)
-    assert 490 <= len(loss) <= 500
+    assert entries.POINTS - 10 <= len(loss) <= entries.POINTS
     xs = np.array([float(line.split(",")[2]) for line in loss])
     assert np.diff(xs).max() <= 6
     assert len(kept) - len(loss) == 500
