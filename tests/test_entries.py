@@ -218,7 +218,7 @@ def test_curves_of_numbers_that_are_not_finite_are_kept(run, tmp_path):
 def test_long_curves_are_thinned_to_points_of_the_run(run, tmp_path):
     """First, last, extremes and the order stay; short series stay whole; thinning again changes nothing."""
     ramp = [(x, 1 / x if x != 777 else -3.5) for x in range(1, 2001)]
-    lines = [f"loss,fit,{x},{value}" for x, value in ramp] + [f"nll,a,{x},nan" for x in range(500)]
+    lines = [f"loss,fit,{x},{value}" for x, value in ramp] + [f"nll,a,{x},nan" for x in range(entries.POINTS)]
     lines[1234] = "loss,fit,1235,inf"
     curves("curve,series,x,value\n" + "\n".join(lines) + "\n")(run)
     kept = (entries.add(run, tmp_path / "records") / "curves.csv").read_text().splitlines()[1:]
@@ -227,8 +227,8 @@ def test_long_curves_are_thinned_to_points_of_the_run(run, tmp_path):
     assert {lines[0], lines[1999], lines[776], lines[1234]} <= set(loss)
     assert entries.POINTS - 10 <= len(loss) <= entries.POINTS
     xs = np.array([float(line.split(",")[2]) for line in loss])
-    assert np.diff(xs).max() <= 6
-    assert len(kept) - len(loss) == 500
+    assert np.diff(xs).max() <= 2000 / (entries.POINTS - 3) + 1
+    assert len(kept) - len(loss) == entries.POINTS
     again = (tmp_path / "records").glob("*/*/*/curves.csv").__next__().read_bytes()
     assert entries.thinned(again) == again
 
