@@ -569,13 +569,17 @@ def test_table_of_the_documentation(monkeypatch):
     assert ["(not comparable)" in line for line in lines[2:]] == [False, True, True]
 
 
+ADDED_SINCE = {"mc_dropout": {"masks"}}
+"""Method -> settings that came after its searches, which ran under what are their defaults now."""
+
+
 def test_committed_results_are_valid_and_can_be_run():
     for path in sorted((Path(bench.__path__[0]) / "presets" / "tuned").rglob("*.json")):
         result = tune.read(path)
         assert path == registry.tuned_path(result.method, result.task, path.parent.parent)
         entry = registry.method(result.method)
         registry.build(entry.cls.settings_class, {**entry.fixed, **result.chosen}, "method")
-        assert result.chosen.keys() == set(entry.flags())
+        assert result.chosen.keys() | ADDED_SINCE.get(result.method, set()) == set(entry.flags())
         assert result.preset == "standard"
         assert len(result.configurations) == result.budget
         assert result.provenance.dirty is False
