@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -45,6 +46,7 @@ class LaplaceTorch(MAP):
     root: Tensor  # [d, d]: root root' is the covariance
 
     def __init__(self, problem: Problem, settings: MAPSettings, start: MAP | None = None) -> None:
+        needs_peers()
         super().__init__(problem, settings, start)
         size = sum(p.numel() for p in self.network.parameters())
         self.register_buffer("mode", torch.zeros(size))
@@ -108,6 +110,7 @@ class _Posteriors(Method):
     budget: Budget
 
     def __init__(self, problem: Problem, settings: Any, start: Method | None = None) -> None:
+        needs_peers()
         super().__init__(problem, settings, start)
         self.network = problem.network()
 
@@ -224,6 +227,12 @@ class PosteriorsSGLD(_Posteriors):
 
 
 # ------------------------------------------------------------------------------------------------ helpers
+
+
+def needs_peers() -> None:
+    """Refuses before training what could not be imported after it."""
+    if missing := [name for name in ("laplace", "posteriors") if find_spec(name) is None]:
+        raise UsageError(f"{' and '.join(missing)} cannot be imported: pip install 'posterior-bench[peers]'")
 
 
 def together(loader: Iterable[Batch]) -> tuple[Tensor, Tensor]:

@@ -92,6 +92,13 @@ def test_langevin_dynamics_has_the_moments_of_its_own_law():
         assert ((values.mean(0) - expected).abs() < 4.5 * (spread / draws).sqrt()).all()
 
 
+@pytest.mark.parametrize("name", ["LaplaceTorch", "PosteriorsVI"])
+def test_a_library_that_is_not_there_is_one_line_before_training(name, monkeypatch):
+    monkeypatch.setattr(peers, "find_spec", lambda package: None)
+    with pytest.raises(UsageError, match=r"laplace and posteriors cannot be imported: pip install"):
+        fitted(getattr(peers, name), problems.mlp(), Budget(1))
+
+
 def test_what_they_cannot_infer_is_one_line():
     with pytest.raises(UsageError, match="take another task"):
         fitted(peers.LaplaceTorch, problems.regression(), Budget(1))
