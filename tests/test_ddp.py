@@ -390,14 +390,20 @@ def test_processes_end_without_a_word_while_they_are_watched(tmp_path):
 # -------------------------------------------------------------------------------------------- make test-ddp
 
 
+@pytest.fixture(scope="module", params=registry.methods())
+def one_process(request, tmp_path_factory):
+    """Cells of all tasks by a method, and what they gave in one process; made once for two and three."""
+    names, folder = devices.names(request.param), tmp_path_factory.mktemp(request.param)
+    (found,) = in_processes("cells", 1, folder, lambda *_: {}, str(folder), *names, seconds=3600)
+    return names, found
+
+
 @pytest.mark.skipif(not MATRIX, reason="make test-ddp runs it")
 @pytest.mark.parametrize("world", [2, 3])
-@pytest.mark.parametrize("method", registry.methods())
-def test_every_method_on_every_task(tmp_path, method, world):
+def test_every_method_on_every_task(tmp_path, one_process, world):
     """Refused by several processes if and only if by one; complete; of equally many steps as of one."""
-    names = devices.names(method)
+    names, alone = one_process
     found = in_processes("cells", world, tmp_path, devices.torchrun, str(tmp_path), *names, seconds=3600)
-    (alone,) = in_processes("cells", 1, tmp_path / "one", lambda *_: {}, str(tmp_path), *names, seconds=3600)
     wrong = []
     for name in names:
         ours, one = found[0][name], alone[name]
