@@ -365,9 +365,25 @@ def test_lines_are_activations():
     names = {"linear", "relu", *mean_field_comparison.KINDS, mean_field_comparison.STATES[0]}
     assert names_in_legends(found.charts["kl"]) == names
     assert names <= set(texts(figures.svg(found.charts["kl"], "none")))
-    other = replace(runs[0], method_identity="mfvi")
+    other = replace(runs[0], method_name="mfvi", method_identity="mfvi")
     assert {row[0] for row in MeanFieldCost.compare([*runs, other]).rows} == {
         *("linear, hmc", "relu, hmc", "relu, mfvi")
     }
     with pytest.raises(UsageError, match="seed 0 is given twice"):
         MeanFieldCost.compare([runs[0], runs[0]])
+
+
+def test_chains_of_one_depth_may_be_longer_than_those_of_another():
+    """Draws of chains that mixed are the posterior's own, however long the chains are.
+
+    Negative controls: fits of mfvi under other settings are another line, and so are two lengths of one cell.
+    """
+    short, long = finished(1, 0, 10.0), replace(finished(4, 0, 9.0), method_identity="hmc+leapfrog_steps=300")
+    assert [row[:2] for row in MeanFieldCost.compare([short, long]).rows] == [["relu", "1"], ["relu", "4"]]
+    fits = [replace(r, method_name="mfvi", method_identity=f"mfvi+{k}") for k, r in enumerate((short, long))]
+    assert {row[0] for row in MeanFieldCost.compare(fits).rows} == {"relu, mfvi+0", "relu, mfvi+1"}
+    both = [short, replace(short, method_identity="hmc+leapfrog_steps=300")]
+    assert {row[0] for row in MeanFieldCost.compare(both).rows} == {
+        "relu, hmc",
+        "relu, hmc+leapfrog_steps=300",
+    }

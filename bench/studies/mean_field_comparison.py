@@ -3,8 +3,10 @@
 Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), Fig. 3.2 and Table A.4.
 
 A line is one activation (of one method, under otherwise equal settings), a cell is one depth of it, and its
-runs are the restarts. A cell of which a restart has not mixed is shown, marked, and enters neither a curve
-nor a difference: to leave out the restart alone would choose runs by what came out.
+runs are the restarts. Chains that leave the posterior invariant may be longer in one cell than in another:
+once they have mixed, their draws are of the same distribution. A cell of which a restart has not mixed is
+shown, marked, and enters neither a curve nor a difference: to leave out the restart alone would choose runs
+by what came out.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from bench import intervals
+from bench import intervals, registry
 from bench.comparison import Comparison, FinishedRun, by_task
 from bench.figures import COLOURS, titled
 
@@ -38,7 +40,7 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
     """
     by_task(runs)
     lines: dict[str, dict[int, list[FinishedRun]]] = {}
-    for run in sorted(runs, key=lambda run: (_names(run), run.task.settings.depth, run.seed)):
+    for run in sorted(runs, key=lambda run: (_names(run, runs), run.task.settings.depth, run.seed)):
         cells = lines.setdefault(_line(run, runs), {})
         cells.setdefault(run.task.settings.depth, []).append(run)
     charts = {error: chart(lines, error) for error in ERRORS}
@@ -49,18 +51,28 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
     return Comparison(charts, HEADER, rows, sentences)
 
 
-def _names(run: FinishedRun) -> tuple[str, str, str, str]:
+def _method(run: FinishedRun, runs: Sequence[FinishedRun]) -> str:
+    """The method with its settings; without them if all chains of this cell are of one length."""
+    if "invariant" not in registry.method(run.method_name).cls.provides:
+        return run.method_identity
+    of_cell = (run.method_name, run.preset, run.task_identity)
+    lengths = {r.method_identity for r in runs if (r.method_name, r.preset, r.task_identity) == of_cell}
+    return run.method_name if len(lengths) == 1 else run.method_identity
+
+
+def _names(run: FinishedRun, runs: Sequence[FinishedRun]) -> tuple[str, str, str, str]:
     """Activation, method, preset, and other settings of the task that differ from the preset standard."""
     others = [
         part for part in run.variant.split(",") if part.split("=")[0] not in ("depth", "activation", "")
     ]
-    return run.task.settings.activation, run.method_identity, run.preset, ",".join(others)
+    return run.task.settings.activation, _method(run, runs), run.preset, ",".join(others)
 
 
 def _line(run: FinishedRun, runs: Sequence[FinishedRun]) -> str:
     """The activation, and of the other names those in which the runs differ."""
-    differing = [len(set(parts)) > 1 for parts in zip(*map(_names, runs), strict=True)]
-    activation, *others = _names(run)
+    names = [_names(other, runs) for other in runs]
+    differing = [len(set(parts)) > 1 for parts in zip(*names, strict=True)]
+    activation, *others = _names(run, runs)
     return ", ".join(
         [activation, *(o for o, is_told in zip(others, differing[1:], strict=True) if is_told and o)]
     )
