@@ -34,6 +34,8 @@ LONGEST = 50
 """Steps, at most, of an epoch of a rehearsed fit."""
 SECONDS = 0.5
 """About how long such an epoch may take."""
+TIMED = 2.0
+"""Seconds, about, of the epochs from which the pace of a fit is told: short ones are timed many at a time."""
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,9 @@ class _Rehearsed(Fits):
         first = timed(1, 2, False)
         again = timed(1, 2, False)
         steps = min(len(loader), LONGEST, max(2, round(SECONDS / (again / 2))))
-        one, three = timed(1, steps, False), timed(3, steps, False)
-        epoch = (three - one) / 2
+        one = timed(1, steps, False)
+        more = min(max(2, round(TIMED / one)), max(2, job.trainer.max_epochs - 1))
+        epoch = (timed(1 + more, steps, False) - one) / more
         validation = max(0.0, timed(1, 2) - again) if val is not None else 0.0
         return _Pace(max(0.0, one - epoch) + first - again, epoch * len(loader) / steps + validation)
 
