@@ -248,6 +248,7 @@ class SNGP(Method):
             for piece in curvature.pieces(batch):
                 phi = self._features(piece.inputs)
                 roots = curvature.output_roots(self.likelihood, phi @ beta.T, piece)  # [B, K, K]
+                phi = phi.double()  # in float32 rounding exceeds the identity where the noise is small
                 for total, h in zip(curvatures, roots.square().sum(2).T, strict=True):
                     total += (h[:, None] * phi).T @ phi
                 rows += len(phi)

@@ -84,6 +84,24 @@ def regression(rows=60):
     return Problem(network, likelihoods.Gaussian(SIGMA), priors.normal(0.1, 0.8), data, None, rows)
 
 
+def test_a_small_noise_leaves_the_covariance_a_covariance():
+    """Of one input with a noise of 0.001, in float32: directions without data keep the variance of the prior.
+
+    A Gram matrix in float32 has negative eigenvalues of 1e-7 of its largest, a million here.
+    """
+    g = generator(2)
+    inputs = torch.rand(12, 1, generator=g) * 2 - 1
+    data = TensorDataset(inputs, inputs.sin())
+    problem = Problem(
+        lambda dropout=0.0: nn.Linear(1, 1), likelihoods.Gaussian(0.001), priors.normal(0, 10), data, None, 12
+    )
+    method = SNGP(problem, Settings(features=64))
+    finish(method, Batch(*data.tensors), rows=5)
+    phi = method.head.features(inputs).double().detach()
+    expected = torch.linalg.inv(torch.eye(64).double() + phi.T @ phi / 0.001**2)
+    assert_close(method.covariance()[0].double(), expected, rtol=0, atol=1e-4)
+
+
 def test_the_head_is_exact_bayesian_linear_regression():
     """On fixed features: mean at the loss's minimum, covariance, and moments of the predictions.
 
