@@ -15,7 +15,7 @@ from bench.contract import Batch, Problem
 from bench.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.intervals import Interval
-from bench.methods import mfvi, radial
+from bench.methods import mfvi, mixture_vi, radial
 from bench.settings import build
 from bench.studies import gradients
 from bench.tasks.gradient_variance import GradientVariance, Settings, geometric, verdict
@@ -47,6 +47,13 @@ def scattered(method, num_pairs=200, seed=2):
     """Gradients of the weights of the linear layer."""
     batch = Batch(*method.problem.train.tensors)
     return gradients.scatter(method, [batch], "weight", num_pairs, torch.Generator().manual_seed(seed))
+
+
+def test_a_method_without_a_single_mean_is_refused():
+    """A mixture has a mean per component, and its network's weights are not trained."""
+    method = mixture_vi.MixtureVI(linear_problem(), mixture_vi.Settings())
+    with pytest.raises(UsageError, match=r"^MixtureVI has no single trained mean of weight"):
+        scattered(method)
 
 
 def closed_form(method, family):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.contract import Batch, Method
+from bench.errors import UsageError
 from bench.networks import Dropout, he_initialise
 
 SLOPE = 0.2
@@ -90,8 +91,16 @@ def scatter(
         name: Of the tensor in the method's network.
         num_pairs: P, at least 1.
         generator: Source of the noise; a pair takes two draws after each other.
+
+    Raises:
+        UsageError: If the method does not train this tensor as the mean of its posterior.
     """
     means = method.network.get_parameter(name)
+    if not means.requires_grad:
+        raise UsageError(
+            f"{type(method).__name__} has no single trained mean of {name}, of which gradients could be "
+            "compared: take another method, such as mfvi"
+        )
     turns = cycle(batches)
 
     def gradient() -> Tensor:
