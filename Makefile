@@ -20,7 +20,7 @@ help:
 	@echo 'make demo       install, then run radial on split_digits (a few seconds, no download of data)'
 	@echo 'make test       every test, with coverage of at least 90 %'
 	@echo 'make test-fast  every law once on every method, in under five minutes on two cores'
-	@echo 'make test-ddp   every method on every task in two and in three processes, beside one (an hour or more)'
+	@echo 'make test-ddp   every method on every task in two and in three processes, beside one (40 minutes on two cores)'
 	@echo 'make lint       ruff, the wheel, and mypy on the wheel'
 	@echo 'make clean      remove everything that make made, $(VENV) too'
 

@@ -32,7 +32,9 @@ SIZE = 512
 """Rows of the matrices whose product has the speed that nothing exceeds; 3 MiB, which stay in the cache."""
 POINTS = 40
 """Points of the fit that is timed: the mean over a trajectory from 10 to 70."""
-ROUNDS = 9
+AT_ONCE = 10
+"""Weight samples of a score that are timed."""
+ROUNDS = 7
 
 
 Part = tuple[Callable[[], object], int]
@@ -65,7 +67,10 @@ def calls(plan: Plan) -> dict[str, Part]:
     return {
         "training steps": (step, steps),
         "validations": (partial(predict, held_out, method.validation_samples), epochs),
-        "scores of the pool": (partial(predict, data.pool, own.acquisition_samples), own.acquired),
+        f"scores of the pool, {AT_ONCE} samples": (
+            partial(predict, data.pool, AT_ONCE),
+            own.acquired * own.acquisition_samples // AT_ONCE,
+        ),
         "tests": (partial(predict, tested, own.test_samples), len(active.OBJECTIVES) * tests),
     }
 
