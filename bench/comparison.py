@@ -33,6 +33,7 @@ class FinishedRun:
         metrics: Every metric; None where it is undefined.
         arrays: What the run is scored from, targets included.
         curves: Points `(curve, series, x, value)` of `curves.csv`.
+        provides: Capabilities of the method (`bench.contract.CAPABILITIES`).
     """
 
     task: Any
@@ -46,6 +47,7 @@ class FinishedRun:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
     curves: Sequence[Any] = ()
+    provides: frozenset[str] = frozenset()
 
     @property
     def label(self) -> tuple[str, str, str, int]:

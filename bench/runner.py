@@ -230,6 +230,7 @@ def finished(directory: Path, path: Path | None = None) -> FinishedRun:
         metrics=record.metrics,
         arrays=arrays,
         curves=curves,
+        provides=method.cls.provides,
     )
 
 

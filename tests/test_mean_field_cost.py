@@ -16,6 +16,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 from bench import figures
 from bench.comparison import FinishedRun
 from bench.errors import UsageError
+from bench.methods.hmc import HMC
 from bench.predictions import Bernoulli
 from bench.studies import mean_field, mean_field_comparison
 from bench.tasks.mean_field_cost import PARTS, MeanFieldCost, Settings, kl_error, width
@@ -317,7 +318,8 @@ def finished(depth, seed, value, mixed=1.0, activation="relu"):
         **{"kl_floor": 1.0, "wasserstein_floor": 0.1},
     }
     identity = f"mean_field_cost+depth={depth},activation={activation}"
-    return FinishedRun(task, "mean_field_cost", identity, "hmc", "hmc", "standard", seed, metrics=metrics)
+    more = {"metrics": metrics, "provides": HMC.provides}
+    return FinishedRun(task, "mean_field_cost", identity, "hmc", "hmc", "standard", seed, **more)
 
 
 def test_a_fall_with_depth_is_said_with_its_interval():
@@ -380,7 +382,8 @@ def test_chains_of_one_depth_may_be_longer_than_those_of_another():
     """
     short, long = finished(1, 0, 10.0), replace(finished(4, 0, 9.0), method_identity="hmc+leapfrog_steps=300")
     assert [row[:2] for row in MeanFieldCost.compare([short, long]).rows] == [["relu", "1"], ["relu", "4"]]
-    fits = [replace(r, method_name="mfvi", method_identity=f"mfvi+{k}") for k, r in enumerate((short, long))]
+    mfvi = {"method_name": "mfvi", "provides": frozenset({"moments"})}
+    fits = [replace(r, method_identity=f"mfvi+{k}", **mfvi) for k, r in enumerate((short, long))]
     assert {row[0] for row in MeanFieldCost.compare(fits).rows} == {"relu, mfvi+0", "relu, mfvi+1"}
     both = [short, replace(short, method_identity="hmc+leapfrog_steps=300")]
     assert {row[0] for row in MeanFieldCost.compare(both).rows} == {

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from bench import intervals, registry
+from bench import intervals
 from bench.comparison import Comparison, FinishedRun, by_task
 from bench.figures import COLOURS, titled
 
@@ -53,7 +53,7 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
 
 def _method(run: FinishedRun, runs: Sequence[FinishedRun]) -> str:
     """The method with its settings; without them if all chains of this cell are of one length."""
-    if "invariant" not in registry.method(run.method_name).cls.provides:
+    if "invariant" not in run.provides:
         return run.method_identity
     of_cell = (run.method_name, run.preset, run.task_identity)
     lengths = {r.method_identity for r in runs if (r.method_name, r.preset, r.task_identity) == of_cell}
