@@ -4,6 +4,7 @@ import importlib
 import importlib.metadata
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +22,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 def scripts():
     """The modules of the folder, which import each other by their plain names."""
     sys.path.insert(0, str(BENCHMARKS))
-    names = ("contenders", "memory", "peers", "gpu", "forecast")
+    names = ("contenders", "memory", "peers", "gpu", "forecast", "trajectory")
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     sys.path.remove(str(BENCHMARKS))
 
@@ -199,3 +200,24 @@ def test_a_forecast_is_compared_with_the_run(scripts, monkeypatch, capsys):
 def test_a_run_that_fails_ends_the_comparison_with_what_it_says(scripts):
     with pytest.raises(SystemExit, match="exit code"):
         scripts.forecast.call(["nosuch", "toy_regression"])
+
+
+# ---- trajectory
+
+
+def test_the_least_of_a_part_is_its_operations_at_the_speed_of_a_product(scripts):
+    """A product of matrices `[2, 3]` and `[3, 4]` has 2 x 24 operations; adding tensors counts as none."""
+    first, second = torch.ones(2, 3), torch.ones(3, 4)
+    assert scripts.trajectory.operations(lambda: first @ second) == 48
+    assert scripts.trajectory.operations(lambda: first + first) == 0
+    square = torch.ones(400, 400)
+
+    def slow():
+        time.sleep(0.02)
+        return square @ square
+
+    found = scripts.trajectory.measure({"a": (slow, 6000)}, rounds=1)
+    part, whole = found["parts"]
+    assert part["calls"] == 6000
+    assert whole["minutes"] == part["minutes"] >= 2.0  # 6000 x 20 ms, and the products
+    assert part["ms"] > part["ms at the speed of a product"] > 0

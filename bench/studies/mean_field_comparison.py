@@ -40,8 +40,10 @@ def compare(runs: Sequence[FinishedRun]) -> Comparison:
     """
     by_task(runs)
     lines: dict[str, dict[int, list[FinishedRun]]] = {}
-    for run in sorted(runs, key=lambda run: (_names(run, runs), run.task.settings.depth, run.seed)):
-        cells = lines.setdefault(_line(run, runs), {})
+    named = [(_names(run, runs), run) for run in runs]
+    differing = [len(set(parts)) > 1 for parts in zip(*(names for names, _ in named), strict=True)]
+    for names, run in sorted(named, key=lambda pair: (pair[0], pair[1].task.settings.depth, pair[1].seed)):
+        cells = lines.setdefault(_line(names, differing), {})
         cells.setdefault(run.task.settings.depth, []).append(run)
     charts = {error: chart(lines, error) for error in ERRORS}
     rows = [_row(line, depth, of) for line, cells in lines.items() for depth, of in cells.items()]
@@ -68,13 +70,10 @@ def _names(run: FinishedRun, runs: Sequence[FinishedRun]) -> tuple[str, str, str
     return run.task.settings.activation, _method(run, runs), run.preset, ",".join(others)
 
 
-def _line(run: FinishedRun, runs: Sequence[FinishedRun]) -> str:
+def _line(names: Sequence[str], differing: Sequence[bool]) -> str:
     """The activation, and of the other names those in which the runs differ."""
-    names = [_names(other, runs) for other in runs]
-    differing = [len(set(parts)) > 1 for parts in zip(*names, strict=True)]
-    activation, *others = _names(run, runs)
     return ", ".join(
-        [activation, *(o for o, is_told in zip(others, differing[1:], strict=True) if is_told and o)]
+        name for name, is_told in zip(names, (True, *differing[1:]), strict=True) if is_told and name
     )
 
 
