@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 from torch.func import functional_call, vmap
-from torch.nn import functional
 
 Walk = Literal["stacked", "loop", "vmap"]
 Weights = Mapping[str, Tensor]
@@ -239,23 +238,22 @@ def _fits(weights: Weights, inputs: Tensor) -> bool:
 
 
 def _stacked(layers: list[tuple[str, nn.Module]], weights: Weights, inputs: Tensor) -> Tensor:
-    hidden = inputs  # [B, ...] while all samples share it, [S, B, ...] from the first linear layer on
-    shared = True
+    hidden = inputs  # [B, ...] while all samples share it
+    shared = True  # then [S, units, B]: with the examples last, layers of few units have long rows
     for name, layer in layers:
         if type(layer) is nn.Flatten:
-            hidden = hidden.flatten(1) if shared else hidden.flatten(2)
+            hidden = hidden.flatten(1) if shared else hidden
         elif type(layer) is nn.Linear:
             weight, bias = weights[f"{name}.weight"], weights.get(f"{name}.bias")  # [S, out, in], [S, out]
-            if shared:  # the samples' units side by side: one matrix product
-                units = functional.linear(
-                    hidden, weight.flatten(0, 1), None if bias is None else bias.flatten()
-                )
-                hidden = units.unflatten(-1, weight.shape[:2]).transpose(0, 1)  # [S, B, out]
+            if shared:  # the samples' units one below the other: one matrix product
+                units, inward = weight.flatten(0, 1), hidden.mT
+                units = units @ inward if bias is None else torch.addmm(bias.reshape(-1, 1), units, inward)
+                hidden = units.unflatten(0, weight.shape[:2])
             elif bias is None:
-                hidden = hidden @ weight.mT
+                hidden = weight @ hidden
             else:
-                hidden = torch.baddbmm(bias[:, None], hidden, weight.mT)
+                hidden = torch.baddbmm(bias[..., None], weight, hidden)
             shared = False
         else:
             hidden = layer(hidden)
-    return hidden
+    return hidden.mT  # [S, B, out]
