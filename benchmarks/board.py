@@ -13,9 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
-import datetime
 import hashlib
-import json
 import os
 import resource
 import subprocess
@@ -24,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from timing import print_table, processor
+from timing import print_table, write
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests"))
@@ -106,9 +104,7 @@ def main() -> int:
         and rows[0]["digest"] == rows[1]["digest"]
     )
     if arguments.json and (is_kept or not arguments.check):
-        content = {"date": datetime.date.today().isoformat(), "processor": processor()}
-        content |= {"cores": os.cpu_count(), **sizes, "rows": rows}
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+        write(arguments.json, {"cores": os.cpu_count(), **sizes, "rows": rows})
     print("targets are kept" if is_kept else "a target is missed")
     return int(arguments.check and not is_kept)
 

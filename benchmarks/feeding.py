@@ -12,8 +12,6 @@ where it has a core of its own. Medians over the rounds by the clock; the file l
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from timing import median, print_table, processor
+from timing import median, print_table, write
 
 from bench import likelihoods, networks, priors
 from bench.batches import batches
@@ -112,9 +110,7 @@ def main() -> None:
         ]
     print_table(rows)
     if chosen.json:
-        device = torch.cuda.get_device_name() if chosen.device.type == "cuda" else processor()
-        made = {"date": str(datetime.date.today()), "device": device, "torch": torch.__version__}
-        chosen.json.write_text(json.dumps(made | {"images per second": rows}, indent=1) + "\n")
+        write(chosen.json, {"images per second": rows}, chosen.device.type)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ measured, of the seconds that the record has and of the largest memory of the pr
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import subprocess
@@ -19,8 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-from timing import print_table, processor
+from timing import print_table, write
 
 FACTOR = 1.5
 RUNS = {
@@ -102,14 +100,7 @@ def main() -> int:
         rows.append(compare(kind, run))
     print_table(rows)
     if arguments.json:
-        content = {
-            "date": datetime.date.today().isoformat(),
-            "device": processor(),
-            "torch": torch.__version__,
-            "factor": FACTOR,
-            "runs": rows,
-        }
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+        write(arguments.json, {"factor": FACTOR, "runs": rows})
     return int(arguments.check and any(row["verdict"] == "missed" for row in rows))
 
 

@@ -18,10 +18,7 @@ and after a turn, not at every step. What would begin late within `--minutes` is
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
-import json
-import platform
 import sys
 import tempfile
 import time
@@ -33,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import Step, interleaved, median, print_table, processor, ratio
+from timing import Step, interleaved, median, print_table, processor, ratio, write
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -329,10 +326,6 @@ def measure(sizes: Sizes, device: Device, minutes: float, data_dir: str | None =
             compiled = partial(steps, net, "32-true", device, sizes.rounds, compiles=True)
             add("steps", f"{net.name}, compiled", compiled, 0.85)
     return {
-        "date": datetime.date.today().isoformat(),
-        "device": str(device),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
         "cuda": torch.version.cuda if not device.is_cpu else None,
         "seconds": time.perf_counter() - began,
         **found,
@@ -359,7 +352,7 @@ def main() -> int:
     for line in found["left_out"]:
         print(f"left out: {line}")
     if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+        write(arguments.json, found, arguments.device)
     return 0
 
 

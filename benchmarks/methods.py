@@ -14,8 +14,6 @@ Networks: a small one that every method can hold, an MLP and a CNN.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import sys
 import time
 from functools import partial
@@ -23,7 +21,7 @@ from pathlib import Path
 
 import torch
 from memory import peak as peak_of
-from timing import Step, interleaved, median, processor, ratio
+from timing import Step, interleaved, median, ratio, write
 from torch.utils.data import TensorDataset
 
 from bench import likelihoods, networks, priors
@@ -140,14 +138,7 @@ def main() -> int:
             rows.append(row(name, entry, arguments.rounds))
             print(rows[-1], flush=True)
     if arguments.json:
-        content = {
-            "date": datetime.date.today().isoformat(),
-            "device": processor(),
-            "torch": torch.__version__,
-            "rounds": arguments.rounds,
-            "rows": rows,
-        }
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+        write(arguments.json, {"rounds": arguments.rounds, "rows": rows})
     return 0
 
 

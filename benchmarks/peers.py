@@ -21,7 +21,6 @@ rounds' ratios. Times are the process's own, which on an idle machine is what pa
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.metadata
 import json
 import os
@@ -40,7 +39,7 @@ from typing import Any
 import torch
 from contenders import OURS, PEERS, Contender, Floor, Work, why_not
 from memory import peak
-from timing import SECONDS_PER_TURN, interleaved, median, print_table, processor, ratio, seconds
+from timing import SECONDS_PER_TURN, interleaved, median, print_table, ratio, seconds, write
 from torch import nn
 
 from bench import networks, trainer
@@ -364,8 +363,6 @@ def report(cases: Sequence[Case], rounds: int, errors: dict[str, str]) -> dict[s
     found = measure(cases, present, rounds)
     found["goals"] = [row for row in [*found["goals"], *goals] if row["goal"] is not None]
     return {
-        "date": datetime.date.today().isoformat(),
-        "device": processor(),
         "threads": 1,
         "rounds": rounds,
         "versions": versions(list(present)),
@@ -398,7 +395,7 @@ def main() -> int:
     for name, reason in found["absent"].items():
         print(f"\nnot measured: {name}: {reason}")
     if arguments.json:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+        write(arguments.json, found)
     return int(arguments.check and any(row["verdict"] == "missed" for row in found["goals"]))
 
 

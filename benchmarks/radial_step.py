@@ -16,9 +16,6 @@ is that of the GPU, of the contender alone; for a CPU it is null.
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -27,7 +24,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from timing import Step, interleaved, median, print_table, processor, ratio
+from timing import Step, interleaved, median, print_table, ratio, write
 from torch.utils.data import TensorDataset
 
 from bench import networks, priors, trainer
@@ -145,10 +142,6 @@ def main() -> int:
     print_table(rows)
     if arguments.json:
         content = {
-            "date": datetime.date.today().isoformat(),
-            "device": processor() if arguments.device == "cpu" else torch.cuda.get_device_name(),
-            "python": platform.python_version(),
-            "torch": torch.__version__,
             "rounds": arguments.rounds,
             "size": arguments.size,
             "batch_size": arguments.batch,
@@ -156,7 +149,7 @@ def main() -> int:
             "precision": arguments.precision,
             "cases": rows,
         }
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+        write(arguments.json, content, arguments.device)
     return int(arguments.check and any(row["missed"] for row in rows))
 
 

@@ -11,9 +11,7 @@ counts worlds in which every rank interval holds all true ranks of its entry; co
 from __future__ import annotations
 
 import argparse
-import datetime
 import itertools
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -21,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import special, stats
-from timing import print_table
+from timing import print_table, write
 
 from bench.leaderboard.ranking import Entry, Run, rank
 
@@ -197,8 +195,7 @@ def main() -> int:
     found = list(rows(arguments.worlds))
     print_table(found)
     if arguments.json:
-        content = {"date": datetime.date.today().isoformat(), "worlds": arguments.worlds, "rows": found}
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+        write(arguments.json, {"worlds": arguments.worlds, "rows": found})
     missed = [row for row in found if not is_kept(row)]
     print(f"{len(missed)} of {len(found)} rows miss a target")
     return int(arguments.check and bool(missed))

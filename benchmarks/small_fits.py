@@ -13,8 +13,6 @@ LeNet. `--check` demands that `fit_many` is not slower than the single fits, tie
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -22,7 +20,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from timing import interleaved, median, print_table, processor
+from timing import interleaved, median, print_table, write
 from torch.utils.data import TensorDataset
 
 from bench import networks, priors
@@ -156,16 +154,8 @@ def main() -> int:
     second = many(max(3, arguments.rounds // 5), arguments.device)
     print_table(second)
     if arguments.json:
-        device = torch.cuda.get_device_name() if arguments.device == "cuda" else processor()
-        content = {
-            "date": datetime.date.today().isoformat(),
-            "device": device,
-            "torch": torch.__version__,
-            "overhead": first,
-            "extra_milliseconds_per_step": slope,
-            "many": second,
-        }
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+        found = {"overhead": first, "extra_milliseconds_per_step": slope, "many": second}
+        write(arguments.json, found, arguments.device)
     missed = first[0]["extra_milliseconds"] > LARGEST_EXTRA_PER_FIT or slope > LARGEST_EXTRA_PER_STEP
     missed |= any(row["fit_many_to_single"] > TIE for row in second)
     return int(arguments.check and missed)

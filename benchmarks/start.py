@@ -15,11 +15,8 @@ training steps; the process is then ended.
 from __future__ import annotations
 
 import argparse
-import datetime
 import importlib.metadata
-import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -27,7 +24,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from timing import median, print_table, processor, ratio
+from timing import median, print_table, ratio, write
 
 LARGEST_OF_TORCH, LARGEST_OF_LIGHTNING = 0.5, 1.3
 TORCH, LIGHTNING = "import torch", "import torch, pytorch_lightning"
@@ -127,16 +124,12 @@ def main() -> None:
     print_table(rows)
     if chosen.json:
         numbers = {
-            "date": datetime.date.today().isoformat(),
-            "device": processor(),
-            "python": platform.python_version(),
-            "torch": importlib.metadata.version("torch"),
             "pytorch_lightning": importlib.metadata.version("pytorch_lightning"),
             "threads": 1,
             "rounds": chosen.rounds,
             "commands": rows,
         }
-        chosen.json.write_text(json.dumps(numbers, indent=2) + "\n")
+        write(chosen.json, numbers)
     if chosen.check:
         slow = [name for name in QUICK if ratio(measured, name, TORCH) > LARGEST_OF_TORCH]
         slow += [RUN] if ratio(measured, RUN, LIGHTNING) > LARGEST_OF_LIGHTNING else []

@@ -20,14 +20,12 @@ which is not the same pixels. Ways whose package is not installed are left out, 
 from __future__ import annotations
 
 import argparse
-import datetime
 import hashlib
 import importlib.metadata
 import io
 import itertools
 import json
 import os
-import platform
 import re
 import tempfile
 import time
@@ -38,7 +36,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from timing import median, print_table, processor
+from timing import median, print_table, write
 
 BATCH = 64
 SEED = 0
@@ -310,11 +308,8 @@ def main() -> None:
     if left_out:
         print(f"left out, not installed: {', '.join(left_out)}")
     if chosen.json:
-        packages = ("torch", "numpy", "pillow", "litdata", "webdataset")
+        packages = ("numpy", "pillow", "litdata", "webdataset")
         numbers = {
-            "date": datetime.date.today().isoformat(),
-            "device": processor(),
-            "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in packages if installed(name)},
             "threads": 1,
             "images": chosen.images,
@@ -323,7 +318,7 @@ def main() -> None:
             "rounds": chosen.rounds,
             "ways": rows,
         }
-        chosen.json.write_text(json.dumps(numbers, indent=2) + "\n")
+        write(chosen.json, numbers)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
+import importlib.metadata
+import json
 import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-__all__ = ["interleaved", "median", "print_table", "processor", "ratio", "seconds"]
+__all__ = ["interleaved", "median", "print_table", "processor", "ratio", "seconds", "write"]
 
 Step = Callable[[], object]
 
@@ -47,12 +50,32 @@ def ratio(measured: dict[str, list[float]], name: str, to: str) -> float:
 
 
 def processor() -> str:
+    """Model of the processor."""
     information = Path("/proc/cpuinfo")
     if information.exists():
         for line in information.read_text().splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def write(path: Path, found: dict, device: str = "cpu") -> None:
+    """Writes what was found as JSON, headed by the day, the device, and the versions of Python and torch.
+
+    Args:
+        path: The file.
+        found: By name; what stands there under a name of the heading replaces it.
+        device: Where it was measured, as torch names it.
+    """
+    if device == "cpu":
+        model = processor()
+    else:
+        import torch  # slow, and not wanted by every benchmark
+
+        model = torch.cuda.get_device_name(device)
+    heading = {"date": datetime.date.today().isoformat(), "device": model}
+    heading |= {"python": platform.python_version(), "torch": importlib.metadata.version("torch")}
+    path.write_text(json.dumps(heading | found, indent=2) + "\n")
 
 
 def print_table(rows: list[dict]) -> None:

@@ -11,8 +11,6 @@ operations. The least that a part can take, with the same numbers, is what they 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -20,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from timing import interleaved, median, print_table, processor
+from timing import interleaved, median, print_table, write
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.contract import Batch
@@ -118,13 +116,7 @@ def main() -> int:
     print_table(found["parts"])
     print(f"a product of matrices: {found['gflops_of_a_product']} GFLOP/s")
     if arguments.json:
-        about = {
-            "date": datetime.date.today().isoformat(),
-            "device": processor(),
-            "torch": torch.__version__,
-            "method": arguments.method,
-        }
-        arguments.json.write_text(json.dumps(about | found, indent=2) + "\n")
+        write(arguments.json, {"method": arguments.method} | found)
     return 0
 
 

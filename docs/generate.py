@@ -43,6 +43,7 @@ SPEED = ROOT / "benchmarks" / "peers.json"
 SMALL_FITS = ROOT / "benchmarks" / "small_fits.json"
 SPLIT_MNIST = ROOT / "docs" / "tasks" / "split_mnist.md"
 COSTS = ROOT / "benchmarks" / "methods.json"
+PASSES = ROOT / "benchmarks" / "passes.json"
 CLAIMS = ROOT / "docs" / "findings.yaml"
 FIGURES = {
     (singular.Triplet("tanh", 576, *triplet), singular_table.parsed(method))
@@ -123,6 +124,8 @@ SHIFTED = [
     *("nll", "nll_clean", "nll_scaled", "accuracy", "accuracy_clean"),
     *("ece", "conformal_coverage", "ood_auroc"),
 ]
+SHIFTED_LINES = ("map", "deep_ensemble", "mc_dropout", "mfvi", "svgd", "sngp")
+"""Methods whose curves against severity are drawn: more than six lines cannot be told apart."""
 COLUMNS = {
     "split_mnist": ["minimum_learning_accuracy", "forgetting", "average_accuracy", "average_nll"],
     "toy_regression": ["gap_ratio", "gap_sd", "data_sd", "test_nll", "gap_nll", "wasserstein_to_reference"],
@@ -152,9 +155,20 @@ COLUMNS = {
 """Metrics shown of each task."""
 
 
+@cache
+def passes() -> dict[str, dict[str, dict[str, float]]]:
+    """Task -> method -> its gradients per step and forward passes per image (benchmarks/passes.py)."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for row in json.loads(PASSES.read_text())["rows"]:
+        found.setdefault(row["task"], {})[row["method"]] = row
+    return found
+
+
 def results(task: str) -> str:
-    """Main metrics of the committed choices of settings of a task."""
+    """Main metrics of the committed choices of settings of a task, and what they cost."""
     names = COLUMNS[task]
+    work = passes().get(task, {})
+    costs = ["gradients per step", "forward passes per image"] if work else []
     rows = []
     for task_identity, method_identity, group in groups(task):
         if task == "split_mnist" and ("coreset" in task_identity or len(group) < 3):
@@ -165,9 +179,30 @@ def results(task: str) -> str:
         rows.append(
             [name, f"`{task_identity}`", str(len(group))]
             + [metric(group, name) for name in names]
+            + [f"{work[group[0][1].method.name][key]:.1f}" for key in ("gradients", "forward") if work]
             + [milliseconds_per_step(group), f"{minutes:.1f}"]
         )
-    return table(["method", "task", "seeds", *names, "ms per step", "minutes per run"], rows)
+    return table(["method", "task", "seeds", *names, *costs, "ms per step", "minutes per run"], rows)
+
+
+def against(task: str, baseline: str = "map") -> str:
+    """What every method gains on a baseline, paired by seed."""
+    names = ["nll", "nll_clean", "accuracy", "ece", "ood_auroc"]
+    runs = {m: group for t, m, group in groups(task) if t == task and m in methods()}
+    values = {
+        (method, name): {
+            record.seed: value for _, record in group if (value := record.metrics[name]) is not None
+        }
+        for method, group in runs.items()
+        for name in names
+    }
+    rows = [
+        [f"`{method}`"]
+        + [f"{student(differences(values[method, name], values[baseline, name])):.2g}" for name in names]
+        for method in runs
+        if method != baseline
+    ]
+    return or_none(["method", *(f"`{name}`" for name in names)], rows)
 
 
 def chains(task: str) -> str:
@@ -930,6 +965,32 @@ def fidelity() -> str:
     return or_none(["method", *(f"`{task}`" for task in tasks)], rows)
 
 
+CONTESTANTS = {
+    "bench.peers:LaplaceTorch": "laplace+curvature=full",
+    "bench.peers:PosteriorsLaplace": "laplace+curvature=full",
+    "bench.peers:PosteriorsVI+learning_rate=0.001": "mfvi",
+    "bench.peers:PosteriorsSGLD+learning_rate=0.1": "sgld",
+}
+"""Posterior of another library -> ours of the same settings."""
+
+
+def contestants() -> str:
+    """Distance to the exact posterior of theirs and of ours, and the difference, paired by seed."""
+    rows = []
+    for task in ("fidelity_toy", "fidelity_iris"):
+        for theirs, ours in CONTESTANTS.items():
+            pair = [
+                {seed: float(record.metrics["wasserstein"]) for seed, (_, record) in of(task, name).items()}
+                for name in (theirs, ours)
+            ]
+            found = student(differences(*pair))
+            cells = [interval(list(values.values())) for values in pair]
+            verdict = "differ" if found.sign() else "agree"
+            rows.append([f"`{task}`", f"`{theirs}`", f"`{ours}`", *cells, f"{found:.2g}", verdict])
+    header = ["task", "theirs", "ours", "distance of theirs", "distance of ours", "difference", "within it"]
+    return table(header, rows)
+
+
 WIDTHS = {
     "mfvi": "`mfvi`",
     "radial": "`radial`",
@@ -1171,9 +1232,11 @@ PARTS: dict[str, Callable[[], str]] = {
     "robustness said": lambda: said_if_any("retinopathy_robustness"),
     "results ood_digits": lambda: results_if_any("ood_digits"),
     "results shift_digits": lambda: results_if_any("shift_digits"),
+    "against shift_digits": lambda: against("shift_digits"),
     "results shift_fashion_mnist": lambda: results_if_any("shift_fashion_mnist"),
     "results shift_cifar10": lambda: results_if_any("shift_cifar10"),
     "fidelity": fidelity,
+    "contestants": contestants,
     "widths": widths,
     "widths said": widths_said,
     "mean field cost": lambda: compared_table("mean_field_cost"),
@@ -1250,6 +1313,11 @@ def draw() -> None:
         figures.save(drawn, folder, footer(runs))
     if runs := [r for r in finished_runs("fidelity_toy") if r.method_identity in WIDTHS]:
         figures.save({"fidelity_toy-widths": widths_chart()}, folder, footer(runs))
+    if runs := [r for r in finished_runs("shift_digits") if r.method_identity in SHIFTED_LINES]:
+        figures.save(type(runs[0].task).compare(runs).charts, folder, footer(runs))
+        shown = next(run for run in runs if run.method_identity == "map" and run.seed == 0)
+        drawn = shown.task.figures(shown.arrays)
+        figures.save({"shift_digits-map-reliability": drawn["reliability"]}, folder, footer([shown]))
     for name, chart in singular_charts().items():
         figures.save({name: chart}, folder, figures.footer(singular_labels(name)))
     fundus.contact_sheet().save(folder / "retinopathy" / "contact-sheet.png")
@@ -1257,7 +1325,7 @@ def draw() -> None:
         figures.save(compared("retinopathy_synthetic").charts, folder, footer(runs))
         shown = next(run for run in runs if run.line == "radial")
         retinopathy_mistakes(shown).save(folder / "retinopathy_synthetic-mistakes.png")
-    for run in finished_runs("active_regression"):
+    for run in (run for run in finished_runs("active_regression") if run.seed == 0):
         drawn = run.task.figures(run.arrays)
         shown = {f"{run.task_identity}-{name}": drawn[name] for name in ("bias", "variance", "test_error")}
         figures.save(shown, folder, footer([run]))

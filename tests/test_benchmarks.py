@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from bench import cli, networks
+from bench.plan import Plan
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -22,7 +23,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 def scripts():
     """The modules of the folder, which import each other by their plain names."""
     sys.path.insert(0, str(BENCHMARKS))
-    names = ("contenders", "memory", "peers", "gpu", "forecast", "trajectory")
+    names = ("contenders", "memory", "peers", "gpu", "forecast", "trajectory", "passes")
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     sys.path.remove(str(BENCHMARKS))
 
@@ -221,3 +222,27 @@ def test_the_least_of_a_part_is_its_operations_at_the_speed_of_a_product(scripts
     assert part["calls"] == 6000
     assert whole["minutes"] == part["minutes"] >= 2.0  # 6000 x 20 ms, and the products
     assert part["ms"] > part["ms at the speed of a product"] > 0
+
+
+# ---- passes
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "gradients", "forward"),
+    [
+        ("deep_ensemble", {}, 3, 3),  # members, each a network of its own
+        ("mc_dropout", {}, 1, 8),  # one mask a step; the task predicts by 8 samples
+        ("mfvi", {"train_samples": 4}, 4, 8),
+    ],
+)
+def test_passes_are_those_that_a_method_makes_by_construction(scripts, method, settings, gradients, forward):
+    plan = Plan(method=method, task="shift_digits", method_settings=settings)
+    (row,) = scripts.passes.rows([plan])
+    assert row["gradients"] == pytest.approx(gradients)
+    assert row["forward"] == pytest.approx(forward)
+
+
+def test_work_that_is_no_pass_counts_by_its_size(scripts):
+    """The ten particles of `svgd` have ten gradients; the products of its kernel come on top."""
+    (row,) = scripts.passes.rows([Plan(method="svgd", task="shift_digits")])
+    assert 10 < row["gradients"] < 10.5
