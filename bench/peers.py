@@ -24,6 +24,7 @@ from torch.func import functional_call
 from torch.nn.functional import softplus
 from torch.utils.data import DataLoader, TensorDataset
 
+from bench import randomness
 from bench.contract import Batch, Budget, Method, Problem
 from bench.divergence import log_prob
 from bench.energy import likelihood_term
@@ -221,8 +222,7 @@ class PosteriorsSGLD(_Posteriors):
 
     def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
         """A random choice of the draws, `[S, *shape]`: each once before any is taken again."""
-        order = torch.randperm(len(self.draws), generator=generator, device=generator.device)
-        chosen = order.repeat(-(-num_samples // len(order)))[:num_samples]
+        chosen = randomness.subset(len(self.draws), num_samples, generator)
         return unravel(self.draws[chosen.sort().values], dict(self.network.named_parameters()))
 
 

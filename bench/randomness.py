@@ -24,6 +24,14 @@ def generator(seed: int, *purpose: str | int, device: torch.device | str = "cpu"
     return torch.Generator(device).manual_seed(derive(seed, *purpose))
 
 
+def subset(size: int, count: int, generator: torch.Generator) -> torch.Tensor:
+    """Numbers below `size` in random order, `[count]`: each once before any is taken again."""
+    import torch
+
+    order = torch.randperm(size, generator=generator, device=generator.device)
+    return order.repeat(-(-count // size))[:count]
+
+
 @contextmanager
 def seeded(seed: int, *purpose: str | int) -> Iterator[None]:
     """Seeds torch's global generator inside the block and puts its old state back afterwards.

@@ -27,7 +27,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 
-from bench import optimizers
+from bench import optimizers, randomness
 from bench.contract import JOINT, Batch, Method, Noise, Problem
 from bench.divergence import log_prob
 from bench.energy import likelihood_term
@@ -136,9 +136,7 @@ class BatchEnsemble(Method):
 
     def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Weights of a random subset of the members, `[S, *shape]`: each once before any is taken again."""
-        size = self.settings.ensemble_size
-        order = torch.randperm(size, generator=generator, device=generator.device)
-        chosen = order.repeat(-(-num_samples // size))[:num_samples]
+        chosen = randomness.subset(self.settings.ensemble_size, num_samples, generator)
         with torch.no_grad():
             return {name: w[chosen] for name, w in self._members().items()}
 

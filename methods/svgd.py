@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench import optimizers
+from bench import optimizers, randomness
 from bench.contract import Batch, Method, Problem
 from bench.divergence import log_prob
 from bench.energy import likelihood_term
@@ -105,9 +105,7 @@ class SVGD(Method):
 
     def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
         """A random subset of the particles, `[S, *shape]`: each once before any is taken again."""
-        count = len(self.particles)
-        order = torch.randperm(count, generator=generator, device=generator.device)
-        chosen = order.repeat(-(-num_samples // count))[:num_samples]
+        chosen = randomness.subset(len(self.particles), num_samples, generator)
         return self._weights(self.particles.detach()[chosen])
 
     def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

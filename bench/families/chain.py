@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from bench import randomness
 from bench.contract import Batch, Budget, Method, Problem
 from bench.diagnostics import effective_sample_size
 from bench.divergence import log_prob
@@ -168,8 +169,7 @@ class Chain(Method):
     def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
         """A random subset of the draws in their order, `[S, *shape]`: each once before any is taken again."""
         draws = self._so_far
-        order = torch.randperm(len(draws), generator=generator, device=generator.device)
-        chosen = order.repeat(-(-num_samples // len(draws)))[:num_samples]
+        chosen = randomness.subset(len(draws), num_samples, generator)
         return self._weights(draws[chosen.sort().values])
 
     def moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
