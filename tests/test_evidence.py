@@ -254,3 +254,48 @@ def test_equal_budgets_on_split_digits():
 def test_no_committed_run_at_all_is_no_pass():
     with pytest.raises(AssertionError, match="no committed run"):
         at_hand([])
+
+
+# ---- distribution shift (docs/tasks/shift.md)
+
+SHIFTED = sorted(
+    {
+        cell.method
+        for cell in sweep.read(Path(__file__).parent.parent / "docs" / "tasks" / "shift.yaml")
+        if cell.task == "shift_digits"
+    }
+)
+
+
+def shifted(method):
+    """Metrics on shift_digits, seeds 0 to 4."""
+    return [read_record(directory_of("shift_digits", method, seed)).metrics for seed in range(5)]
+
+
+def test_four_of_twenty_four_methods_lose_less_under_shift_than_a_plain_network():
+    plain, better, worse = shifted("map"), set(), set()
+    for method in set(SHIFTED) - {"map"}:
+        pairs = zip(plain, shifted(method), strict=True)
+        low, high = interval([first["nll"] - second["nll"] for first, second in pairs])
+        better |= {method} if low > 0 else set()
+        worse |= {method} if high < 0 else set()
+    assert len(SHIFTED) == 24
+    assert better == {"svgd", "deep_ensemble", "radial_ensemble", "vbll"}
+    assert len(worse) == 16
+
+
+def test_what_is_fitted_on_held_out_digits_does_not_hold_for_those_of_the_test():
+    runs = [metrics for method in SHIFTED for metrics in shifted(method)]
+    sharper = [m for m in runs if m["temperature"] is not None and m["temperature"] < 1]
+    assert len(sharper) == 74
+    assert sum(m["nll_clean_scaled"] > m["nll_clean"] for m in sharper) == 48
+    assert sum(m["nll_scaled"] > m["nll"] for m in sharper) == 59
+    covered = [np.mean([m["conformal_coverage_clean"] for m in shifted(method)]) for method in SHIFTED]
+    assert 0.77 < min(covered) < 0.79
+    assert 0.90 < max(covered) < 0.92
+
+
+def test_brightness_alone_finds_noise_and_no_shuffled_image():
+    (one, *_), *_ = (shifted(method) for method in SHIFTED)
+    assert one["auroc_noise_brightness"] > 0.99
+    assert one["auroc_shuffled_brightness"] == 0.5
