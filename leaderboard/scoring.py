@@ -215,7 +215,7 @@ def _refuse_claims(run: HandedIn, arrays: Arrays, task: Task) -> None:
     """Refuses metrics that cannot be, and those that the task does not compute from the arrays."""
     spec, claims = task.spec, run.record.metrics
     for name, claim in claims.items():
-        if claim is not None and not _possible(claim, spec.metrics[name]):
+        if claim is not None and not possible(claim, spec.metrics[name]):
             raise Rejected("metric-impossible", f"{run.name}: {name} is {claim!r}, out of its range")
     with _scoring(run.name):
         scores = task.score(arrays)
@@ -245,7 +245,8 @@ def same(claim: float, computed: float) -> bool:
     return math.isclose(claim, computed, rel_tol=RELATIVE, abs_tol=ABSOLUTE)
 
 
-def _possible(value: float, metric: Metric) -> bool:
+def possible(value: float, metric: Metric) -> bool:
+    """Whether a value lies between the best and the worst of its metric."""
     low, high = sorted((metric.best, metric.worst))
     return low - RELATIVE <= value <= high + RELATIVE
 

@@ -15,8 +15,8 @@ import bench
 from bench import cli, records
 from bench.data import array_digest
 from bench.errors import Diverged, OutputError, UsageError
-from bench.leaderboard import entries
-from bench.runner import finished
+from bench.leaderboard import entries, scoring
+from bench.runner import finished, task_of
 
 FEW = {"epochs": 1, "test_samples": 4}
 
@@ -417,3 +417,11 @@ def test_metrics_agree_but_for_the_last_bits():
     assert entries.agree({"a": 0.49424715621710275, "b": None}, kept)
     for other in ({"a": 0.494247156, "b": None}, {"a": None, "b": None}, {"a": kept["a"]}, kept | {"b": 0.0}):
         assert not entries.agree(other, kept)
+
+
+def test_no_committed_metric_is_an_impossible_one():
+    """A bound of a spec that runs exceed is a defect of the task: nobody could hand such a run in."""
+    for directory, record in entries.committed():
+        spec = task_of(record).spec
+        for name, value in record.metrics.items():
+            assert value is None or scoring.possible(value, spec.metrics[name]), (directory, name, value)

@@ -146,10 +146,14 @@ def active(task, method):
     return found
 
 
-def test_removing_the_bias_helps_a_line():
-    metrics = read_record(RECORDS / "active_regression" / "linear" / "seed0").metrics
-    assert metrics["plain_biased"] == metrics["lure_lower_variance"] == metrics["lure_lower_error"] == 1
-    assert metrics["pure_biased"] == metrics["lure_biased"] == 0
+@pytest.mark.parametrize("seed", range(3))
+def test_removing_the_bias_helps_a_line(seed):
+    metrics = read_record(RECORDS / "active_regression" / "linear" / f"seed{seed}").metrics
+    assert metrics["plain_biased"] == metrics["lure_lower_error"] == 1
+    assert metrics["lure_lower_variance"] > 0.95
+    assert metrics["pure_biased"] == 0
+    assert metrics["lure_biased"] <= 0.05  # 0 but in one run of twenty; in seed 2 a bias of 0.0015
+    assert metrics["lure_bias"] < 0.01 * metrics["plain_bias"]
     assert metrics["full_pool_test_error"] < metrics["lure_test_error"] < metrics["plain_test_error"]
 
 

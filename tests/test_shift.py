@@ -9,6 +9,7 @@ from toys import Reader
 
 from bench import corruptions, data, metrics, records, registry, resnet
 from bench.contract import Undefined
+from bench.leaderboard import scoring
 from bench.networks import small_cnn
 from bench.spec import misfit
 from bench.studies import pictures, shift
@@ -114,6 +115,20 @@ def test_validation_images_that_are_all_right_leave_the_columns_of_the_temperatu
     asked = Shift(replace(task.settings, calibration="temperature")).score(right)
     assert asked["nll"] == plain["nll"]
     records.split_metrics(plain, task.spec)
+
+
+def test_a_posterior_that_is_too_cautious_has_a_temperature_below_1_which_is_no_impossible_metric(done):
+    """Nine of ten validation images are right at a probability of a half: such a run can be submitted."""
+    task, arrays, _ = done
+    labels, size = arrays["val_labels"], len(arrays["val_labels"])
+    named = np.where(np.arange(size) % 10 == 0, (labels + 1) % 10, labels)
+    probabilities = np.full((size, 10), 0.5 / 9)
+    probabilities[np.arange(size), named] = 0.5
+    scores = task.score(arrays | {"val_log_probs": metrics.store(torch.from_numpy(probabilities).log())})
+    assert scores["temperature"] < 1
+    for name, value in scores.items():
+        if not isinstance(value, Undefined):
+            assert scoring.possible(value, task.spec.metrics[name]), name
 
 
 def test_test_labels_move_neither_temperature_nor_sets(done):

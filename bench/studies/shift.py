@@ -137,7 +137,7 @@ def measures(severities: Sequence[int], foreign: Sequence[str]) -> dict[str, Met
         for s in severities:
             said(f"{name}_severity_{s}", metric, f"mean over corruptions, severity {s}")
     found["temperature"] = Metric(
-        "temperature of least validation NLL; above 1 is overconfident", "factor", 1, np.inf, True
+        "temperature of least validation NLL; above 1 is overconfident", "factor", 0, np.inf, True
     )
     for name in SCALED:
         for place in (name, f"{name}_clean"):
