@@ -40,6 +40,8 @@ FULL_PRECISION = "32-true"
 """What identities take for granted: Lightning's name for training in float32 throughout."""
 NONE = "none"
 """What a study in closed form has in place of a method; `methods()` does not list it."""
+CONTESTANTS = "bench.peers:"
+"""How names begin that have the form of one's own, but are the suite's code: they need no trust."""
 _LONGEST_IDENTITY = 120
 Tuning = Literal["published", "tuned", "untuned"]
 """Where the settings of a method come from."""
@@ -161,6 +163,8 @@ def _find(name: str, kind: str, known: Entries) -> Entry:
         return spelled
     if ":" not in name:
         raise _unknown(name, kind, known)
+    if name.startswith(CONTESTANTS):
+        import_own(name)
     if name not in _own:
         from bench.own_network import imported
 

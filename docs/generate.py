@@ -966,10 +966,10 @@ def fidelity() -> str:
 
 
 CONTESTANTS = {
-    "bench.peers.LaplaceTorch": "laplace+curvature=full",
-    "bench.peers.PosteriorsLaplace": "laplace+curvature=full",
-    "bench.peers.PosteriorsVI+learning_rate=0.001": "mfvi",
-    "bench.peers.PosteriorsSGLD+learning_rate=0.1": "sgld",
+    "bench.peers.LaplaceTorch+learning_rate=0.01,optimizer=amsgrad": "laplace+curvature=full",
+    "bench.peers.PosteriorsLaplace+learning_rate=0.01,optimizer=amsgrad": "laplace+curvature=full",
+    "bench.peers.PosteriorsVI": "mfvi",
+    "bench.peers.PosteriorsSGLD": "sgld",
 }
 """Posterior of another library -> ours of the same settings."""
 

@@ -5,6 +5,7 @@ Every attack is made on a copy of a good run, which all commands take.
 
 import json
 import shutil
+import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import asdict
@@ -285,3 +286,19 @@ def test_hidden_characters_in_a_figure_do_not_end_the_process(tmp_path):
     chart = alt.Chart(values, title="\x01").mark_point().encode(x="x:Q", color="name:N")
     assert len(figures.save({"a": chart}, tmp_path, "a\0run")) == 2
     assert r"\x01" in (tmp_path / "a.svg").read_text()
+
+
+def test_a_record_of_a_contestant_is_read_without_trust_and_opens_no_other_door():
+    """bench.peers is the suite's own code; a record that names another module of it is refused like any."""
+    code = """
+from bench import registry
+from bench.errors import UsageError
+print(registry.method("bench.peers:PosteriorsVI").name)
+for name in ("peers:likelihood", "peers:Batch", "peers:os", "files:Path", "peersx:A"):
+    try:
+        registry.method(f"bench.{name}")
+    except UsageError as error:
+        print("refused")
+"""
+    done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["bench.peers:PosteriorsVI", *["refused"] * 5]

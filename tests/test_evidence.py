@@ -303,3 +303,30 @@ def test_brightness_alone_finds_noise_and_no_shuffled_image():
     (one, *_), *_ = (shifted(method) for method in SHIFTED)
     assert one["auroc_noise_brightness"] > 0.99
     assert one["auroc_shuffled_brightness"] == 0.5
+
+
+# ---- posteriors of other libraries (docs/entering-a-library.md)
+
+
+def distances(task, method):
+    """To the exact posterior, seeds 0, 1 and 2."""
+    return np.array(
+        [read_record(directory_of(task, method, seed)).metrics["wasserstein"] for seed in range(3)]
+    )
+
+
+@pytest.mark.parametrize("task", ["fidelity_toy", "fidelity_iris"])
+def test_theirs_and_ours_of_the_same_method_agree(task):
+    """And another method does not pass for agreement."""
+    rate = "+learning_rate=0.01,optimizer=amsgrad"
+    pairs = {
+        f"bench.peers.LaplaceTorch{rate}": "laplace+curvature=full",
+        f"bench.peers.PosteriorsLaplace{rate}": "laplace+curvature=full",
+        "bench.peers.PosteriorsVI": "mfvi",
+        "bench.peers.PosteriorsSGLD": "sgld",
+    }
+    for theirs, ours in pairs.items():
+        low, high = interval(distances(task, theirs) - distances(task, ours))
+        assert low < 0 < high, theirs
+    low, _ = interval(distances(task, "mfvi") - distances(task, "hmc"))
+    assert low > 0
