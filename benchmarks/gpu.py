@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import Step, interleaved, median, print_table, processor, ratio, write
+from timing import Step, interleaved, median, print_table, ratio, write
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -133,9 +133,6 @@ class Device:
     def trainer(self) -> dict[str, Any]:
         """Options of a run here."""
         return {"accelerator": "cpu" if self.is_cpu else "gpu", "devices": 1}
-
-    def __str__(self) -> str:
-        return processor() if self.is_cpu else torch.cuda.get_device_name()
 
 
 # --------------------------------------------------------------------------------------------------- steps

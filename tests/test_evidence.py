@@ -148,11 +148,15 @@ def active(task, method):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_removing_the_bias_helps_a_line(seed):
+    """A band of 95% excludes the 0 of an unbiased estimate somewhere in one run of twenty: here in seed 2."""
     metrics = read_record(RECORDS / "active_regression" / "linear" / f"seed{seed}").metrics
     assert metrics["plain_biased"] == metrics["lure_lower_error"] == 1
-    assert metrics["lure_lower_variance"] > 0.95
     assert metrics["pure_biased"] == 0
-    assert metrics["lure_biased"] <= 0.05  # 0 but in one run of twenty; in seed 2 a bias of 0.0015
+    if seed < 2:
+        assert metrics["lure_biased"] == 0
+        assert metrics["lure_lower_variance"] == 1
+    assert metrics["lure_biased"] <= 0.05
+    assert metrics["lure_lower_variance"] > 0.95
     assert metrics["lure_bias"] < 0.01 * metrics["plain_bias"]
     assert metrics["full_pool_test_error"] < metrics["lure_test_error"] < metrics["plain_test_error"]
 
@@ -300,7 +304,7 @@ def test_what_is_fitted_on_held_out_digits_does_not_hold_for_those_of_the_test()
 
 
 def test_brightness_alone_finds_noise_and_no_shuffled_image():
-    (one, *_), *_ = (shifted(method) for method in SHIFTED)
+    one = shifted("map")[0]
     assert one["auroc_noise_brightness"] > 0.99
     assert one["auroc_shuffled_brightness"] == 0.5
 
