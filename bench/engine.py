@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import checkpoints, ensemble, predicting, processes, randomness, stacked
+from bench import checkpoints, compiled, ensemble, predicting, processes, randomness, stacked
 from bench.contract import Arrays, Budget, Method, Probe, Problem, Stored
 from bench.ensemble import Ensemble
 from bench.errors import Diverged, UsageError
@@ -83,7 +83,7 @@ class Engine:
         """
         if self.options.stacked and self.options.compiled:
             raise UsageError("--trainer.stacked and --trainer.compiled: what is side by side is not compiled")
-        if self.options.compiled and "loss_terms" not in self.method_class.provides:
+        if self.options.compiled and not compiled.suits(self.method_class):
             raise UsageError("--trainer.compiled: only `loss_terms` are compiled, and this method has none")
         processes.join(self.place)
         return self.place.rank

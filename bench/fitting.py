@@ -169,7 +169,7 @@ class Fits:
     def compiles(self, problem: Problem, budget: Budget) -> bool:
         """Whether a fit of this length is compiled, if it is trained alone."""
         if self.options.compiled is not None or "compiled" not in self.method_class.fastest:
-            return self.options.compiled is True and "loss_terms" in self.method_class.provides
+            return self.options.compiled is True and compiled.suits(self.method_class)
         examples = budget.draws or len(problem.train)
         if budget.epochs * -(-examples // (budget.batch_size or examples)) < compiled.SHORTEST:
             return False

@@ -39,6 +39,8 @@ _ELEMENTWISE = (
 )
 _LARGEST_STACK = 1_000_000
 """Floats of the largest activation above which one sample at a time is faster than all at once."""
+_FEW_UNITS = 5
+"""Units of a layer up to which a sum is compiled to faster code than a matrix product."""
 _LARGE_TENSOR = 10_000
 """Weights of a tensor from which the gradient of its draws is accumulated sample by sample."""
 _CPU_BLOCK, _BLOCK = 250, 4_000
@@ -251,6 +253,8 @@ def _stacked(layers: list[tuple[str, nn.Module]], weights: Weights, inputs: Tens
                 hidden = units.unflatten(0, weight.shape[:2])
             elif bias is None:
                 hidden = weight @ hidden
+            elif torch.compiler.is_compiling() and max(weight.shape[1:]) <= _FEW_UNITS:
+                hidden = (weight[..., None] * hidden[:, None]).sum(2) + bias[..., None]  # fused with the rest
             else:
                 hidden = torch.baddbmm(bias[..., None], weight, hidden)
             shared = False

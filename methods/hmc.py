@@ -17,7 +17,7 @@ identity.
 Gradients have the precision of the network; the energies that decide over a proposal are in float64, since
 float32 leaves an error of 0.06 nats in an energy of 1e6. NUTS is in float64 throughout.
 Cost: leapfrog_steps + 1 gradients of the full data a transition and chain; all chains in one walk. Draws are
-kept in memory.
+kept in memory. Of a small network most of the time passes between its operations: `--trainer.compiled true`.
 Valid for: every differentiable network and likelihood without parameters of its own. Whether the chains
 agree is for the diagnostics to say: the weights of a network seldom mix, its predictions may
 (`prediction_rhat`). A trajectory of fixed length that is near a whole period of some direction ends where it
@@ -94,6 +94,7 @@ class HMC(Method):
     approximates = "the posterior by draws of Markov chains that leave it invariant"
     provides = frozenset({"weight_samples", "moments", "weighted", "invariant"})
     data_parallel = False
+    compilable = "slope"
     settings: Settings
     positions: Tensor  # [C, d], where the chains are
     draws: Tensor  # [C, kept, d]
@@ -219,18 +220,26 @@ class HMC(Method):
         at = double.to(self.positions.dtype) if JOINT in self.prior else double
         return -self._log_likelihood(double, Batch(*tensors)) - log_prob(self.prior, self._weights(at))
 
+    def slope(self, positions: Tensor, batch: Batch, with_prior: bool) -> Tensor:
+        """The gradient at weights `[C, d]` of minus the log likelihood or, with the prior, the log joint."""
+
+        def energy(at: Tensor) -> Tensor:
+            energy = -self._log_likelihood(at, batch).sum()
+            return energy - log_prob(self.prior, self._weights(at)).sum() if with_prior else energy
+
+        if torch.compiler.is_compiling():  # all in one piece of code; eager it takes twice the time
+            return torch.func.grad(energy)(positions)
+        with torch.enable_grad():
+            leaves = positions.detach().requires_grad_()
+            return torch.autograd.grad(energy(leaves), leaves)[0]
+
     def _gradient(self, batch: Batch) -> Callable[[Tensor], Tensor]:
         """The gradient of the energy at weights `[C, d]`, in their own precision."""
         normals = joined_normals(self.prior)
         normal = None if normals is None or JOINT in self.prior else (normals[0], normals[1] ** -2)
 
         def gradient(positions: Tensor) -> Tensor:
-            with torch.enable_grad():
-                leaves = positions.detach().requires_grad_()
-                energy = -self._log_likelihood(leaves, batch).sum()
-                if normal is None:
-                    energy = energy - log_prob(self.prior, self._weights(leaves)).sum()
-                (slope,) = torch.autograd.grad(energy, leaves)
+            slope = self.slope(positions, batch, normal is None)
             return slope if normal is None else slope.addcmul_(positions - normal[0], normal[1])
 
         return gradient
@@ -239,6 +248,8 @@ class HMC(Method):
         """One transition of every chain by pyro's kernel, which adapts itself."""
         if torch.is_autocast_enabled(self.device.type):
             raise UsageError("hmc: the kernel nuts is in float64 throughout: --trainer.precision 32-true")
+        if "slope" in vars(self):
+            raise UsageError("hmc: the kernel nuts is not compiled: leave out --trainer.compiled")
 
         def energy(weights: Tensor) -> Tensor:
             return self._energy(weights[None], batch).squeeze(0)
