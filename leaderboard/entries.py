@@ -172,9 +172,13 @@ def _spec(run: Path, record: Record) -> Spec:
 
 
 def agree(first: Mapping[str, float | None], second: Mapping[str, float | None]) -> bool:
-    """Whether metrics are the same numbers but for the last bits, which differ between processors."""
+    """Whether metrics are the same numbers but for the last bits, which differ between processors.
+
+    A difference, such as a bias near 0, has lost those of the numbers that it is a difference of.
+    """
     return first.keys() == second.keys() and all(
-        a is b is None or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-12))
+        a is b is None
+        or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-12, abs_tol=1e-13))
         for a, b in zip(first.values(), (second[name] for name in first), strict=True)
     )
 

@@ -137,6 +137,20 @@ def test_weights_of_random_pools(size, seed, data):
     np.testing.assert_allclose(risk.plain(losses), losses.mean(1), rtol=1e-12)
 
 
+@given(st.integers(1, 60), st.integers(0, 2**32 - 1), st.data())
+@settings(max_examples=60, deadline=None)
+def test_running_sums_say_what_every_size_does(size, seed, data):
+    acquired = data.draw(st.integers(1, size))
+    rng = np.random.default_rng(seed)
+    q = rng.uniform(1e-6, 1, (3, acquired))
+    losses = rng.normal(size=(3, acquired))
+    for values, estimate in zip(
+        risk.running(losses, q, size), (lambda x, *_: risk.plain(x), risk.pure, risk.lure), strict=True
+    ):
+        alone = [estimate(losses[:, :m], q[:, :m], size) for m in range(1, acquired + 1)]
+        np.testing.assert_allclose(values, np.stack(alone, 1), rtol=1e-9, atol=1e-9 * np.abs(alone).max())
+
+
 @given(st.integers(2, 9), st.integers(0, 2**32 - 1), st.data())
 @settings(max_examples=40, deadline=None)
 def test_last_draw_of_a_random_pool_by_importance_sampling(size, seed, data):

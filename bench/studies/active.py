@@ -246,6 +246,8 @@ GUIDES = ("softmax", "proportional")
 """Proposals of active testing; uniform sampling is what they are compared with."""
 _CHUNK = 400_000
 """Numbers drawn at once: few enough for a processor's cache."""
+_MOST = 0.5
+"""Share of the probability that the drawn hold at most, where what is left is the difference to 1."""
 _ROUNDING = 1e-12
 """Relative size of an error that is none."""
 
@@ -293,12 +295,14 @@ def _winners(log_times: np.ndarray, log_w: np.ndarray, draws: int) -> tuple[np.n
     finish = log_times - log_w
     index = np.argpartition(finish, draws - 1, axis=1)[:, :draws]
     index = np.take_along_axis(index, np.take_along_axis(finish, index, 1).argsort(1), 1)
-    # What is left is summed up, not subtracted from 1: the drawn may hold nearly all probability.
-    rest = np.tile(log_w, (len(log_times), 1))
-    np.put_along_axis(rest, index, -np.inf, 1)
-    largest = rest.max(1, keepdims=True)
-    rest = largest + np.log(np.exp(rest - largest).sum(1, keepdims=True))
-    own = log_w[index]
+    own, total = log_w[index], np.logaddexp.reduce(log_w)
+    drawn = np.exp(own - total).sum(1, keepdims=True)
+    rest = total + np.log1p(-np.minimum(drawn, _MOST))
+    if (heavy := np.flatnonzero(drawn > _MOST)).size:  # of the difference little would be right
+        others = np.tile(log_w, (len(heavy), 1))
+        np.put_along_axis(others, index[heavy], -np.inf, 1)
+        largest = others.max(1, keepdims=True)
+        rest[heavy] = largest + np.log(np.exp(others - largest).sum(1, keepdims=True))
     left = np.logaddexp.accumulate(np.concatenate([rest, own[:, ::-1]], 1), 1)[:, :0:-1]
     return index, np.exp(own - left)
 
@@ -380,7 +384,7 @@ def simulate(
     weights = {name: log_weights(name, scores, temperature) for name in names}
     drawn = {name: (losses[index], q) for name, (index, q) in races(weights, trajectories, acquired).items()}
     estimates = {
-        name: {e: np.stack([estimate(e, own[:, :m], q[:, :m], size) for m in points], 1) for e in OBJECTIVES}
+        name: {e: v[:, points - 1] for e, v in zip(OBJECTIVES, risk.running(own, q, size), strict=True)}
         for name, (own, q) in drawn.items()
     }
     with np.errstate(over="ignore"):

@@ -11,7 +11,7 @@ Source: Farquhar, Gal and Rainforth 2021, On statistical bias in active learning
 
 Shapes: M acquired points, in order of acquisition, on the last axis; axes before it are batches
 (trajectories), and broadcast. Arrays give arrays and tensors give tensors, in float64; losses keep their
-gradients. All weights change when M grows: they are computed anew for every M.
+gradients. All weights change when M grows: they are computed anew, or summed up (`running`).
 """
 
 from __future__ import annotations
@@ -78,17 +78,39 @@ def lure_weights(proposal: Values, pool_size: int) -> Values:
         UsageError: As `pure_weights`.
     """
     q, order, size = _proposal(proposal, pool_size)
-    against_uniform = q * (size - order + 1)
-    against_uniform = torch.where((against_uniform - 1).abs() <= _ROUNDING, 1.0, against_uniform)
-    # At m = N the quotient is 0/0: nothing is left to choose, and the weight is 1.
-    left = (size - len(order)) / (size - order).clamp(min=1)
-    return _like(proposal, 1 + left * (1 / against_uniform - 1))
+    return _like(proposal, 1 + (size - len(order)) * _beyond_uniform(q, order, size))
+
+
+def running(losses: Values, proposal: Values, pool_size: int) -> tuple[Values, Values, Values]:
+    """R~, PURE and LURE of the first 1, 2, ..., M points, each `[..., M]`: one pass in place of M.
+
+    Both weights are sums of a part without M and one in proportion to M or to N - M. Arguments, of which
+    losses must be finite, and errors are those of `pure`.
+    """
+    q, order, size = _proposal(proposal, pool_size)
+    values = _fitting(losses, q)
+    total = values.cumsum(-1)
+    pure = ((values * (1 / q - order)).cumsum(-1) + order * total) / size
+    lure = total + (size - order) * (values * _beyond_uniform(q, order, size)).cumsum(-1)
+    return tuple(_like(losses, estimate / order) for estimate in (total, pure, lure))
 
 
 # ------------------------------------------------------------------------------------------------- checks
 
 
+def _beyond_uniform(q: Tensor, order: Tensor, size: int) -> Tensor:
+    """(1/((N - m + 1) q_m) - 1) / (N - m) of every m: 0 where the draw was uniform."""
+    against_uniform = q * (size - order + 1)
+    against_uniform = torch.where((against_uniform - 1).abs() <= _ROUNDING, 1.0, against_uniform)
+    # At m = N the quotient is 0/0: nothing is left to choose, and the weight is 1.
+    return (1 / against_uniform - 1) / (size - order).clamp(min=1)
+
+
 def _weighted(losses: Any, weights: Tensor) -> Tensor:
+    return (_fitting(losses, weights) * weights.to(weights.device)).mean(-1)
+
+
+def _fitting(losses: Any, weights: Tensor) -> Tensor:
     values = _losses(losses)
     try:
         torch.broadcast_shapes(values.shape, weights.shape)
@@ -98,7 +120,7 @@ def _weighted(losses: Any, weights: Tensor) -> Tensor:
     if not fits:
         shapes = f"{list(values.shape)} and {list(weights.shape)}"
         raise UsageError(f"risk: losses and proposal have shapes {shapes}: they must fit, [..., M] both")
-    return (values * weights.to(values.device)).mean(-1)
+    return values
 
 
 def _losses(losses: Any) -> Tensor:
