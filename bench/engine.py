@@ -195,23 +195,24 @@ class Engine:
     def fit_stages(
         self, stages: list[str], pose: Callable[[int], Problem], budget: Budget
     ) -> Iterator[Method]:
-        """A fit per stage, none of which needs another; each device makes its own.
+        """A fit per stage, none of which needs another; each device makes its own, or several side by side.
 
         Raises:
             Diverged: As `fit`, in the order of the stages.
         """
         world = ranks()[1]
-        if world == 1:
+        at_once = len(stages) if self.options.stacked else world
+        if at_once == 1:
             for k, stage in enumerate(stages):
                 self.stage(stage, k + 1, len(stages))
                 yield self.fit(pose(k), budget)
             return
-        for low in range(0, len(stages), world):
-            some = range(len(stages))[low : low + world]
+        for low in range(0, len(stages), at_once):
+            some = range(len(stages))[low : low + at_once]
             self.stage(stages[low], low + 1, len(stages))
             pairs = [(k, pair) for k in some for pair in ensemble.split(pose(k), None, self.members)]
             parts = [Part(len(self.fits) + i, stages[k], *pair) for i, (k, pair) in enumerate(pairs)]
-            fitted = self._fitted(parts, budget, together=self.members)
+            fitted = self._fitted(parts, budget, together=self.members * -(-len(some) // world))
             for k in some:
                 if k > low:
                     self.stage(stages[k], k + 1, len(stages))
@@ -282,6 +283,8 @@ class Engine:
                 if stack is not None:
                     yield from stack
                     return
+                if self.options.stacked:
+                    self._fits.notice("fits are trained one after another: these cannot be side by side")
             for part in parts:
                 yield self._fits.until_whole(partial(self._fits.fit, part, budget, probe))
 

@@ -31,6 +31,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import torch
@@ -62,6 +63,8 @@ _LARGEST_ERROR = 1000.0
 """Nats of energy error from which a trajectory has diverged (Hoffman & Gelman 2014, section 3.1.1)."""
 _ROWS = 250
 """Inputs at which all draws predict at once; bounds memory."""
+_STRIDE = 4
+"""Leapfrog steps that are compiled in one piece: twice as many take twice as long to compile."""
 _GAMMA, _T0, _KAPPA = 0.05, 10.0, 0.75
 
 
@@ -94,7 +97,7 @@ class HMC(Method):
     approximates = "the posterior by draws of Markov chains that leave it invariant"
     provides = frozenset({"weight_samples", "moments", "weighted", "invariant"})
     data_parallel = False
-    compilable = "slope"
+    compilable = "stride"
     settings: Settings
     positions: Tensor  # [C, d], where the chains are
     draws: Tensor  # [C, kept, d]
@@ -176,7 +179,8 @@ class HMC(Method):
         steps = settings.leapfrog_steps
         if done < settings.burn and settings.burn_leapfrog_steps is not None:
             steps = settings.burn_leapfrog_steps
-        proposal, final = leapfrog(self._gradient(batch), self.positions, momenta, self.log_step.exp(), steps)
+        start = (self._gradient(batch), self.positions, momenta, self.log_step.exp(), steps)
+        proposal, final = leapfrog(*start, partial(self.stride, batch, self._normal()))
         proposed_energy = self._energy(proposal, batch)
         error = proposed_energy + kinetic_energy(final) - energy - kinetic_energy(momenta)  # [C], nats
         acceptance = torch.where(error.isfinite(), (-error).clamp(max=0).exp(), 0.0)
@@ -220,35 +224,40 @@ class HMC(Method):
         at = double.to(self.positions.dtype) if JOINT in self.prior else double
         return -self._log_likelihood(double, Batch(*tensors)) - log_prob(self.prior, self._weights(at))
 
-    def slope(self, positions: Tensor, batch: Batch, with_prior: bool) -> Tensor:
-        """The gradient at weights `[C, d]` of minus the log likelihood or, with the prior, the log joint."""
-
-        def energy(at: Tensor) -> Tensor:
-            energy = -self._log_likelihood(at, batch).sum()
-            return energy - log_prob(self.prior, self._weights(at)).sum() if with_prior else energy
-
-        if torch.compiler.is_compiling():  # all in one piece of code; eager it takes twice the time
-            return torch.func.grad(energy)(positions)
-        with torch.enable_grad():
-            leaves = positions.detach().requires_grad_()
-            return torch.autograd.grad(energy(leaves), leaves)[0]
+    def _normal(self) -> tuple[Tensor, Tensor] | None:
+        """Means and precisions `[d]` of a prior of normals, whose gradient has a closed form; else None."""
+        normals = joined_normals(self.prior)
+        return None if normals is None or JOINT in self.prior else (normals[0], normals[1] ** -2)
 
     def _gradient(self, batch: Batch) -> Callable[[Tensor], Tensor]:
         """The gradient of the energy at weights `[C, d]`, in their own precision."""
-        normals = joined_normals(self.prior)
-        normal = None if normals is None or JOINT in self.prior else (normals[0], normals[1] ** -2)
+        return partial(self._slope, batch, self._normal())
 
-        def gradient(positions: Tensor) -> Tensor:
-            slope = self.slope(positions, batch, normal is None)
-            return slope if normal is None else slope.addcmul_(positions - normal[0], normal[1])
+    def stride(
+        self, batch: Batch, normal: tuple[Tensor, Tensor] | None, *state: Any
+    ) -> tuple[Tensor, Tensor]:
+        """`full_steps` from a state; compiled in one piece, since between two pieces time is lost."""
+        return full_steps(partial(self._slope, batch, normal), *state)
 
-        return gradient
+    def _slope(self, batch: Batch, normal: tuple[Tensor, Tensor] | None, positions: Tensor) -> Tensor:
+
+        def energy(at: Tensor) -> Tensor:
+            energy = -self._log_likelihood(at, batch).sum()
+            return energy if normal is not None else energy - log_prob(self.prior, self._weights(at)).sum()
+
+        if torch.compiler.is_compiling():  # eager it takes twice the time
+            slope = torch.func.grad(energy)(positions)
+        else:
+            with torch.enable_grad():
+                leaves = positions.detach().requires_grad_()
+                (slope,) = torch.autograd.grad(energy(leaves), leaves)
+        return slope if normal is None else slope.addcmul_(positions - normal[0], normal[1])
 
     def _no_u_turn(self, batch: Batch) -> dict[str, Tensor]:
         """One transition of every chain by pyro's kernel, which adapts itself."""
         if torch.is_autocast_enabled(self.device.type):
             raise UsageError("hmc: the kernel nuts is in float64 throughout: --trainer.precision 32-true")
-        if "slope" in vars(self):
+        if "stride" in vars(self):
             raise UsageError("hmc: the kernel nuts is not compiled: leave out --trainer.compiled")
 
         def energy(weights: Tensor) -> Tensor:
@@ -360,21 +369,39 @@ class HMC(Method):
         }
 
 
+Stride = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor]]
+
+
 def leapfrog(
     gradient: Callable[[Tensor], Tensor],
     positions: Tensor,
     momenta: Tensor,
     step_sizes: Tensor,
     num_steps: int,
+    stride: Stride | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Positions and momenta `[C, d]` after steps of sizes `[C]`, unit mass (Neal 2011, section 2.3)."""
+    """Positions and momenta `[C, d]` after steps of sizes `[C]`, unit mass (Neal 2011, section 2.3).
+
+    All but the first half step and the last are those of `stride`, by default `full_steps`, a few at once.
+    """
+    stride = stride or partial(full_steps, gradient)
     steps = step_sizes.to(positions)[:, None]
     momenta = momenta - steps / 2 * gradient(positions)
-    for _ in range(num_steps - 1):
-        positions = torch.addcmul(positions, steps, momenta)
-        momenta = torch.addcmul(momenta, steps, gradient(positions), value=-1)
+    strides, single = divmod(num_steps - 1, _STRIDE)
+    for count in (*strides * [_STRIDE], *single * [1]):
+        positions, momenta = stride(positions, momenta, steps, count)
     positions = torch.addcmul(positions, steps, momenta)
     return positions, momenta - steps / 2 * gradient(positions)
+
+
+def full_steps(
+    gradient: Callable[[Tensor], Tensor], positions: Tensor, momenta: Tensor, steps: Tensor, count: int
+) -> tuple[Tensor, Tensor]:
+    """Positions and momenta `[C, d]` after so many full steps of both, of sizes `[C, 1]`."""
+    for _ in range(count):
+        positions = torch.addcmul(positions, steps, momenta)
+        momenta = torch.addcmul(momenta, steps, gradient(positions), value=-1)
+    return positions, momenta
 
 
 def kinetic_energy(momenta: Tensor) -> Tensor:

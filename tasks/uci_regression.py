@@ -60,6 +60,9 @@ NAMES: dict[str, dict[str, object]] = {
     "diabetes_regression": {"dataset": "diabetes"},
 }
 
+PRIOR = priors.normal(0, 1)
+"""One for all splits: fits that share their prior can be trained side by side."""
+
 PRESETS: dict[str, dict[str, object]] = {"smoke": {"splits": 2, "epochs": 2, "test_samples": 4}}
 
 
@@ -202,7 +205,7 @@ class UCIRegression(Task):
         units = self.settings.hidden or (100 if self.settings.dataset == "protein" else 50)
         network = partial(networks.mlp, part.test_inputs.shape[1], 1, (units,))
         likelihood = likelihoods.Gaussian("learned")
-        return Problem(network, likelihood, priors.normal(0, 1), part.train, part.val, len(part.train))
+        return Problem(network, likelihood, PRIOR, part.train, part.val, len(part.train))
 
     def run(self, engine: Engine) -> Arrays:
         """Predictive mixtures on the test rows of every split, for standardised targets."""
