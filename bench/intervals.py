@@ -87,13 +87,19 @@ def standard_error(values: np.ndarray) -> float:
     return float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
-def student(values: Sequence[float] | np.ndarray, basis: str | None = None) -> Interval:
-    """Student's 95% interval of the mean of at least one value; `basis` is "n = R" unless given."""
+def student(
+    values: Sequence[float] | np.ndarray, basis: str | None = None, test_to_train: float = 0.0
+) -> Interval:
+    """Student's 95% interval of the mean of at least one value; `basis` is "n = R" unless given.
+
+    Of values over random splits of one table it is that of Nadeau and Bengio 2003, Inference for the
+    generalization error: test over training rows of a split is added to 1/R.
+    """
     array = np.asarray(values, np.float64)
     centre, basis = float(array.mean()), basis or f"n = {len(array)}"
     if len(array) < FEWEST:
         return Interval(centre, np.nan, np.nan, basis)
-    half = _quantile(0.025, len(array) - 1) * standard_error(array)
+    half = _quantile(0.025, len(array) - 1) * standard_error(array) * np.sqrt(1 + len(array) * test_to_train)
     return Interval(centre, centre - half, centre + half, basis)
 
 

@@ -44,6 +44,7 @@ SMALL_FITS = ROOT / "benchmarks" / "small_fits.json"
 SPLIT_MNIST = ROOT / "docs" / "tasks" / "split_mnist.md"
 COSTS = ROOT / "benchmarks" / "methods.json"
 PASSES = ROOT / "benchmarks" / "passes.json"
+ANCHORS = ROOT / "benchmarks" / "anchors.json"
 CLAIMS = ROOT / "docs" / "findings.yaml"
 FIGURES = {
     (singular.Triplet("tanh", 576, *triplet), singular_table.parsed(method))
@@ -130,7 +131,6 @@ COLUMNS = {
     "split_mnist": ["minimum_learning_accuracy", "forgetting", "average_accuracy", "average_nll"],
     "toy_regression": ["gap_ratio", "gap_sd", "data_sd", "test_nll", "gap_nll", "wasserstein_to_reference"],
     "iris_depth": ["cross_entropy", "best_tenth_cross_entropy", "accuracy", "agreement", "total_variation"],
-    "diabetes_regression": ["log_likelihood", "log_likelihood_standard_error", "rmse", "coverage_error"],
     "retinopathy_synthetic": [
         "nll",
         "auc_0",
@@ -712,6 +712,28 @@ def singular_figures() -> str:
     return "\n\n".join(links) or "No such run is committed yet."
 
 
+def regressions(task: str) -> str:
+    """Every method beside what scikit-learn has, the differences paired by split; the best first."""
+    anchors = json.loads(ANCHORS.read_text())["tasks"][task]
+    rows = [(f"{name} (no network)", "-", values) for name, values in anchors.items()]
+    for task_identity, method_identity, group in groups(task):
+        if task_identity == task:
+            runs = [finished(path) for path, _ in group]
+            values = {m: np.mean([r.metrics[m] for _, r in group]) for m in ("rmse", "coverage_error")}
+            splits = np.mean([run.task.losses(run.arrays) for run in runs], axis=0)
+            rows.append((f"`{method_identity}`", str(len(group)), {**values, "splits": splits}))
+    ratio = finished_runs(task)[0].task.spec.split_ratio
+    base = np.array(anchors["Bayesian linear regression"]["splits"])
+    cells = []
+    for name, seeds, values in sorted(rows, key=lambda row: -np.mean(row[2]["splits"])):
+        splits = np.asarray(values["splits"])
+        gain = "0" if (splits == base).all() else f"{student(splits - base, test_to_train=ratio):.2g}"
+        numbers = [f"{np.mean(splits):.3f}", gain, f"{values['rmse']:.2f}", f"{values['coverage_error']:.3f}"]
+        cells.append([name, seeds, *numbers])
+    header = ["seeds", "`log_likelihood`", "minus that of Bayesian linear regression", "`rmse`"]
+    return table(["method", *header, "`coverage_error`"], cells)
+
+
 # ---- split_mnist
 
 
@@ -1222,7 +1244,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "results split_mnist": lambda: results("split_mnist"),
     "results toy_regression": lambda: results("toy_regression"),
     "results iris_depth": lambda: results("iris_depth"),
-    "results diabetes_regression": lambda: results("diabetes_regression"),
+    "regressions diabetes_regression": lambda: regressions("diabetes_regression"),
     "results retinopathy_synthetic": lambda: results("retinopathy_synthetic"),
     "retinopathy ideal": retinopathy_ideal,
     "retinopathy table": lambda: retinopathy_table("retinopathy_synthetic"),

@@ -265,13 +265,12 @@ def _cell(values: np.ndarray, why: str, is_constant: bool, test_to_train: float 
     """Mean of an entry's values, with an interval if nothing speaks against the entry."""
     if not len(values):
         return None
-    cell = student(values)
+    cell = student(values, test_to_train=test_to_train or 0)
     if why:
         return cell._replace(low=np.nan, high=np.nan)
     if is_constant:
         return Interval(cell.centre, cell.centre, cell.centre, "the same for every seed")
-    half = cell.half * np.sqrt(1 + len(values) * (test_to_train or 0))
-    return cell._replace(low=cell.centre - half, high=cell.centre + half)
+    return cell
 
 
 def _distinct(entry: Entry, are_splits: bool) -> list[Run]:

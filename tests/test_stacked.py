@@ -143,6 +143,39 @@ def test_members_of_an_ensemble_are_stacked_too():
             assert_close(b.state_dict()[key], value, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("members", [1, 2])
+def test_stages_are_side_by_side_where_asked(members, monkeypatch):
+    """Each keeps its name, its seeds and its place; all are trained in one go."""
+    entry, given, told, made = registry.method("map"), three(), [], []
+    widths = []
+    init = Stacked.__init__
+    monkeypatch.setattr(
+        Stacked, "__init__", lambda self, fits, stage: (widths.append(len(fits)), init(self, fits, stage))[1]
+    )
+    for stacked in (False, True):
+        options = TrainerOptions(accelerator="cpu", stacked=stacked)
+        engine = Engine(entry.cls, entry.cls.settings_class(), 0, None, options, members=members)
+        engine.observe(lambda event, values: told.append(values["text"]) if event == "notice" else None)
+        made.append(list(engine.fit_stages(["one", "two", "three"], given.__getitem__, BUDGET)))
+        assert [fit["stage"] for fit in engine.fits] == [
+            s for s in ("one", "two", "three") for _ in range(members)
+        ]
+    assert widths == [3 * members]
+    assert not told
+    for a, b in zip(*made, strict=True):
+        for key, value in a.state_dict().items():
+            assert_close(b.state_dict()[key], value, rtol=1e-5, atol=1e-5)
+
+
+def test_flag_that_can_do_nothing_says_so():
+    entry, told = registry.method("mc_dropout"), []
+    options = TrainerOptions(accelerator="cpu", stacked=True)
+    engine = Engine(entry.cls, entry.cls.settings_class(), 0, None, options)
+    engine.observe(lambda event, values: told.append(values["text"]) if event == "notice" else None)
+    list(engine.fit_stages(["one", "two", "three"], three().__getitem__, BUDGET))
+    assert told == ["fits are trained one after another: these cannot be side by side"]
+
+
 # ---- fits of which some diverge
 
 
