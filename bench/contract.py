@@ -87,8 +87,7 @@ class Method(Hooks, ABC):
     """Ways of training that were measured to be faster on a CPU, the fastest first: a long fit with
     `loss_terms` compiled; several fits stacked side by side. Empty: one after another, as written."""
 
-    compilable: ClassVar[str] = "loss_terms"
-    """The function in which training spends its time, for `bench.compiled`."""
+    compilable: ClassVar[str] = "loss_terms"  # in which training spends its time, for `bench.compiled`
 
     @classmethod
     def parameters_per_weight(cls, settings: Any) -> float | None:

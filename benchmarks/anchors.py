@@ -40,7 +40,7 @@ ANCHORS: dict[str, Callable[[int], Any]] = {
 
 
 def scores(task: Any, make: Callable[[int], Any]) -> dict[str, Any]:
-    """Metrics of an anchor on a task of tasks/uci_regression.py, and its log likelihood on every split, in nats."""
+    """Metrics of an anchor on a task of tasks/uci_regression.py, and its log likelihood on each split."""
     means, variances, scales = [], [], []
     for k in range(task.num_splits):
         part = task.part(k)
