@@ -84,7 +84,9 @@ class Engine:
         if self.options.stacked and self.options.compiled:
             raise UsageError("--trainer.stacked and --trainer.compiled: what is side by side is not compiled")
         if self.options.compiled and not compiled.suits(self.method_class):
-            raise UsageError("--trainer.compiled: only `loss_terms` are compiled, and this method has none")
+            raise UsageError(
+                "--trainer.compiled: it is for steps that can be compiled, and this method has none"
+            )
         processes.join(self.place)
         return self.place.rank
 

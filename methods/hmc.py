@@ -28,9 +28,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -43,6 +41,7 @@ from bench.contract import JOINT, Batch, Budget, Method, Prediction, Problem
 from bench.diagnostics import effective_sample_size, prediction_rhat, split_rhat
 from bench.divergence import log_prob
 from bench.errors import UsageError
+from bench.families.no_u_turn import NoUTurn
 from bench.priors import joined_normals
 from bench.settings import Count, Positive, Whole, settings
 from bench.weights import forward, sampled_outputs, unravel
@@ -114,7 +113,7 @@ class HMC(Method):
         self.automatic_optimization = False
         self.num_chains, self.num_draws = settings.chains, settings.chains * settings.kept
         self._starts_from = problem.starts_from if start is None else None
-        self._chains: list[_NoUTurn] = []  # of the kernel nuts
+        self._chains: list[NoUTurn] = []  # of the kernel nuts
         self._left: list[Any] = []  # their states in the checkpoint of an unfinished fit
         self.network = problem.network().requires_grad_(False)  # gives the architecture
         self._like = dict(self.network.named_parameters())
@@ -275,13 +274,15 @@ class HMC(Method):
         energies = torch.stack([chain.kernel._potential_energy_last for chain in self._chains])
         return {"loss": energies.mean() / self.problem.num_train}
 
-    def _begin(self, energy: Callable[[Tensor], Tensor]) -> list[_NoUTurn]:
+    def _begin(self, energy: Callable[[Tensor], Tensor]) -> list[NoUTurn]:
         """The chains of the kernel nuts, new or as an earlier start of the run has left them."""
         seed = 0
         if not self._left:
             seed = int(torch.randint(2**62, (), generator=self.generator, device=self.device))
+        own = self.settings
+        adapting = own.burn, own.initial_step_size, own.target_acceptance
         chains = [
-            _NoUTurn(self.settings, position, energy, randomness.derive(seed, number))
+            NoUTurn(*adapting, position, energy, randomness.derive(seed, number))
             for number, position in enumerate(self.positions)
         ]
         for chain, state in zip(chains, self._left, strict=False):
@@ -407,100 +408,3 @@ def full_steps(
 def kinetic_energy(momenta: Tensor) -> Tensor:
     """Of momenta `[C, d]` with unit mass in float64, `[C]`, in nats."""
     return momenta.double().square().sum(-1) / 2
-
-
-class _NoUTurn:
-    """A chain of pyro's No-U-Turn Sampler in float64, taken transition by transition.
-
-    The draws are those of `pyro.infer.MCMC` in one go. That class adapts, draws and forgets within one call;
-    here what pyro's kernel holds between two transitions can be saved (`state`) and put back.
-
-    Args:
-        settings: Of the method.
-        position: Where the chain begins, `[d]`.
-        energy: The energy of weights `[d]`, in nats.
-        seed: Of torch's global generators, which pyro draws from; the chain leaves them as they were.
-    """
-
-    def __init__(
-        self, settings: Settings, position: Tensor, energy: Callable[[Tensor], Tensor], seed: int
-    ) -> None:
-        from pyro.infer import NUTS
-
-        self.energy, self.gradients = energy, 0
-        self.devices = [position.device] if position.device.type == "cuda" else []
-        self.kernel: Any = NUTS(
-            potential_fn=self._potential,
-            step_size=settings.initial_step_size,
-            target_accept_prob=settings.target_acceptance,
-        )
-        self.kernel.initial_params = {"weights": position.double().clone()}
-        with torch.random.fork_rng(self.devices):
-            torch.manual_seed(seed)
-            self.generators = self._generators()
-        with self._inside_pyro():
-            self.kernel.setup(settings.burn)
-
-    def _potential(self, parameters: dict[str, Tensor]) -> Tensor:
-        self.gradients += 1
-        return self.energy(parameters["weights"])
-
-    def step(self) -> Tensor:
-        """The next state `[d]`."""
-        with self._inside_pyro():
-            weights: Tensor = self.kernel.sample(None)["weights"]  # it remembers where it is
-        return weights
-
-    @contextmanager
-    def _inside_pyro(self) -> Iterator[None]:
-        """Without warnings and checks of distributions, as in `pyro.infer.MCMC`, by generators of its own."""
-        import pyro
-
-        with (
-            warnings.catch_warnings(),
-            pyro.validation_enabled(False),
-            torch.random.fork_rng(self.devices),
-        ):
-            warnings.simplefilter("ignore")  # what a library does inside is no warning to our users
-            torch.random.set_rng_state(self.generators[0])
-            for device, state in zip(self.devices, self.generators[1:], strict=True):
-                torch.cuda.set_rng_state(state, device)
-            yield
-            self.generators = self._generators()
-
-    def _generators(self) -> list[Tensor]:
-        return [torch.random.get_rng_state(), *(torch.cuda.get_rng_state(d) for d in self.devices)]
-
-    @property
-    def _parts(self) -> list[tuple[Any, tuple[str, ...]]]:
-        """The objects of pyro that change from transition to transition, with the names of what does."""
-        adapter = self.kernel._adapter
-        averaging, mass = adapter._step_size_adapt_scheme, adapter.mass_matrix_adapter
-        last = ("_z_last", "_potential_energy_last", "_z_grads_last")
-        return [
-            (self, ("generators", "gradients")),
-            (self.kernel, ("_t", "_accept_cnt", "_mean_accept_prob", "_divergences", *last)),
-            (adapter, ("step_size", "_current_window")),
-            (averaging, ("prox_center", "_x_avg", "_g_avg", "_t")),
-            (mass, ("inverse_mass_matrix",)),  # begins its estimates anew where it is set: before these
-            *((estimate, ("_mean", "_m2", "n_samples")) for estimate in mass._adapt_scheme.values()),
-        ]
-
-    @property
-    def state(self) -> list[dict[str, Any]]:
-        """All that the next transition depends on, but the energy."""
-        return [{name: getattr(part, name) for name in names} for part, names in self._parts]
-
-    @state.setter
-    def state(self, state: list[dict[str, Any]]) -> None:
-        device = self.kernel.initial_params["weights"].device
-        for (part, names), values in zip(self._parts, state, strict=True):
-            for name in names:
-                setattr(part, name, _moved(values[name], device))
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """A tensor or a dictionary of tensors on a device; whatever else as it is."""
-    if isinstance(value, dict):
-        return {name: _moved(entry, device) for name, entry in value.items()}
-    return value.to(device) if isinstance(value, Tensor) else value

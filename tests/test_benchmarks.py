@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.metadata
+import json
 import subprocess
 import sys
 import time
@@ -9,12 +10,14 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from bench import cli, networks
 from bench.plan import Plan
+from bench.tasks.uci_regression import Settings, UCIRegression
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -23,7 +26,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 def scripts():
     """The modules of the folder, which import each other by their plain names."""
     sys.path.insert(0, str(BENCHMARKS))
-    names = ("contenders", "memory", "peers", "gpu", "forecast", "trajectory", "passes")
+    names = ("contenders", "memory", "peers", "gpu", "forecast", "trajectory", "passes", "anchors")
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     sys.path.remove(str(BENCHMARKS))
 
@@ -246,3 +249,41 @@ def test_work_that_is_no_pass_counts_by_its_size(scripts):
     """The ten particles of `svgd` have ten gradients; the products of its kernel come on top."""
     (row,) = scripts.passes.rows([Plan(method="svgd", task="shift_digits")])
     assert 10 < row["gradients"] < 10.5
+
+
+# ---- anchors
+
+
+class MeanOfWhatItSaw:
+    """Predicts the mean of the targets of its rows, and their spread."""
+
+    def fit(self, inputs, targets):
+        """Keeps both."""
+        assert len(inputs) == len(targets) == 359  # of 442, 398 less a tenth
+        self.mean, self.spread = targets.mean(), targets.std()
+        return self
+
+    def predict(self, inputs, return_std):
+        """The same for all."""
+        return np.full(len(inputs), self.mean), np.full(len(inputs), self.spread)
+
+
+def test_an_anchor_sees_the_rows_of_a_network_and_is_scored_by_the_task(scripts):
+    """Standardised targets have mean 0 and spread 1: its log likelihood is that of their normal, by hand."""
+    task = UCIRegression(Settings(dataset="diabetes", splits=2))
+    found = scripts.anchors.scores(task, lambda inputs: MeanOfWhatItSaw())
+    for k, told in enumerate(found["splits"]):
+        part, targets = task.part(k), task.targets()["targets"][k]
+        z = (targets - part.centre) / part.scale
+        by_hand = (-(z**2) / 2).mean() - 0.5 * np.log(2 * np.pi) - np.log(part.scale)
+        assert told == pytest.approx(by_hand, abs=1e-3)
+
+
+def test_committed_anchors_are_what_the_script_finds(scripts):
+    """On the first two splits; and they are better than the mean alone, which is the control."""
+    task = UCIRegression(Settings(dataset="diabetes", splits=2))
+    (committed,) = json.loads((BENCHMARKS / "anchors.json").read_text())["tasks"].values()
+    found = scripts.anchors.scores(task, scripts.anchors.ANCHORS["Bayesian linear regression"])
+    assert found["splits"] == pytest.approx(committed["Bayesian linear regression"]["splits"][:2], abs=1e-4)
+    alone = scripts.anchors.scores(task, lambda inputs: MeanOfWhatItSaw())
+    assert min(np.mean(of["splits"][:2]) for of in committed.values()) > np.mean(alone["splits"]) + 0.2

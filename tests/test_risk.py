@@ -119,18 +119,23 @@ def test_initial_random_points_weigh_exactly_one_before_active_ones():
     np.testing.assert_allclose(weights[3:], by_hand, rtol=1e-13)
 
 
+def random_draws(size, seed, data):
+    """Losses and proposals `[3, M]` of some points of a pool."""
+    shape = 3, data.draw(st.integers(1, size))
+    rng = np.random.default_rng(seed)
+    q = rng.uniform(1e-6, 1, shape)
+    return rng.normal(size=shape), q
+
+
 @given(st.integers(1, 60), st.integers(0, 2**32 - 1), st.data())
 @settings(max_examples=60, deadline=None)
 def test_weights_of_random_pools(size, seed, data):
     """Positive; as the formulas in exact fractions say; of every batch as of each row alone."""
-    acquired = data.draw(st.integers(1, size))
-    rng = np.random.default_rng(seed)
-    q = rng.uniform(1e-6, 1, (3, acquired))
-    losses = rng.normal(size=(3, acquired))
+    losses, q = random_draws(size, seed, data)
     for weights, estimate in ((risk.pure_weights, risk.pure), (risk.lure_weights, risk.lure)):
         values = weights(q, size)
         assert (values > 0).all()
-        assert values.shape == (3, acquired)
+        assert values.shape == q.shape
         np.testing.assert_allclose(estimate(losses, q, size), (values * losses).mean(1), rtol=1e-12)
         for row in range(3):
             np.testing.assert_array_equal(weights(q[row], size), values[row])
@@ -140,14 +145,11 @@ def test_weights_of_random_pools(size, seed, data):
 @given(st.integers(1, 60), st.integers(0, 2**32 - 1), st.data())
 @settings(max_examples=60, deadline=None)
 def test_running_sums_say_what_every_size_does(size, seed, data):
-    acquired = data.draw(st.integers(1, size))
-    rng = np.random.default_rng(seed)
-    q = rng.uniform(1e-6, 1, (3, acquired))
-    losses = rng.normal(size=(3, acquired))
+    losses, q = random_draws(size, seed, data)
     for values, estimate in zip(
         risk.running(losses, q, size), (lambda x, *_: risk.plain(x), risk.pure, risk.lure), strict=True
     ):
-        alone = [estimate(losses[:, :m], q[:, :m], size) for m in range(1, acquired + 1)]
+        alone = [estimate(losses[:, :m], q[:, :m], size) for m in range(1, q.shape[1] + 1)]
         np.testing.assert_allclose(values, np.stack(alone, 1), rtol=1e-9, atol=1e-9 * np.abs(alone).max())
 
 
