@@ -56,6 +56,7 @@ from bench.contract import (
     Problem,
     Spec,
     Task,
+    Undefined,
 )
 from bench.data import array_digest
 from bench.diagnostics import RHAT_LIMIT, prediction_rhat, split_rhat
@@ -115,10 +116,17 @@ class MeanFieldCost(Task):
         return Spec(
             question="Do independent weights lose less of the posterior when the network is deeper?",
             source="Farquhar 2022, section 3.1, Fig. 3.2 and Table A.4",
-            version=1,
+            version=2,
             metrics={
                 "kl_error": Metric("E_KL: KL from the full Gaussian to its diagonal fit", "nats", 0, np.inf),
                 "kl_floor": Metric("E_KL of as many draws of the diagonal fit", "nats", 0, np.inf),
+                "kl_limit": Metric(
+                    "E_KL of infinitely many draws, from all, their halves and their quarters",
+                    "nats",
+                    -np.inf,
+                    np.inf,
+                    may_be_undefined=True,
+                ),
                 "wasserstein_error": Metric(
                     "E_W: distance of the draws to the diagonal fit less that to the full Gaussian",
                     "weight units",
@@ -209,11 +217,13 @@ class MeanFieldCost(Task):
         found = mean_field.errors(members, mode.mean, mode.covariance, engine.generator("errors"))
         least = mean_field.floor(len(members), mode.mean, found.variances, ridge, engine.generator("floor"))
         chains = draws.reshape(method.num_chains, -1, draws.shape[1])
-        shares = mode.members.reshape(method.num_chains, -1).mean(1)
+        is_member = mode.members.reshape(method.num_chains, -1)
+        shares = is_member.mean(1)
         own = chains[shares >= min(0.5, shares.max())]
         moved = (chains[:, 1:] != chains[:, :-1]).any(2)
         return {
             "kl": np.array([found.kl, least.kl]),
+            "kl_of_parts": mean_field.of_parts(chains, is_member, ridge),
             "wasserstein": np.array([found[1:3], least[1:3]]),
             "bic": mode.bic,
             "sizes": np.array([len(members), *draws.shape]),
@@ -232,10 +242,13 @@ class MeanFieldCost(Task):
         labels, votes = arrays["labels"], arrays["votes"].astype(np.float64)
         members, draws, weights = arrays["sizes"].tolist()
         (kl, least), (distances, of_floor) = arrays["kl"], arrays["wasserstein"]
+        limit = mean_field.limit(arrays["kl_of_parts"])
+        too_few = Undefined("a quarter of the draws has fewer than two for every weight and bias")
         rhats = {name: float(arrays[name][0]) for name in ("weight_rhat", "prediction_rhat")}
         return {
             "kl_error": float(kl),
             "kl_floor": float(least),
+            "kl_limit": too_few if np.isnan(limit) else limit,
             "wasserstein_error": float(distances[1] - distances[0]),
             "wasserstein_floor": float(of_floor[1] - of_floor[0]),
             "accuracy": metrics.accuracy(arrays["probabilities"] > 0.5, labels),

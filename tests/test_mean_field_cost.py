@@ -221,6 +221,11 @@ def chains_of(covariance, keep, seed):
     return chains
 
 
+def limit_of(chains):
+    parts = mean_field.of_parts(chains, np.ones(chains.shape[:2], bool), 1e-6)
+    return parts, mean_field.limit(parts)
+
+
 @pytest.mark.parametrize("covariance", [np.eye(12), covariance_of(12)], ids=["independent", "correlated"])
 def test_limit_has_no_bias_of_slow_chains(covariance):
     """A chain that keeps 0.9 of itself has a nineteenth of its draws: 12 weights then seem to lose 0.18 nats.
@@ -228,17 +233,18 @@ def test_limit_has_no_bias_of_slow_chains(covariance):
     The mean over 40 seeds is within 4 standard errors of the truth (false alarms: 1 in 10,000); that of the
     errors themselves is not, nor that of errors less the floor of independent draws.
     """
-    found = [mean_field.by_length(chains_of(covariance, 0.9, seed), 1e-6) for seed in range(40)]
-    plain, _, _, limits = np.array(found).T
+    found = [limit_of(chains_of(covariance, 0.9, seed)) for seed in range(40)]
+    plain, limits = (np.array(values) for values in zip(*((p[0], least) for p, least in found), strict=True))
     truth, floor = kl_error(covariance), 12 * 11 / (4 * 4000)
     for values, is_biased in ((limits, False), (plain, True), (plain - floor, True)):
         away = abs(values.mean() - truth) / (values.std() / math.sqrt(40))
         assert (away > 4) == is_biased
 
 
-def test_quarters_of_too_few_draws_are_refused():
-    with pytest.raises(ValueError, match="a quarter of the draws is 30, and 17 weights need 34"):
-        mean_field.by_length(draws_of(np.eye(17), 120).reshape(4, 30, 17), 1e-6)
+def test_limit_of_too_few_draws_is_undefined():
+    """A quarter of 4 x 30 draws has 30, and 17 weights need 34."""
+    draws = draws_of(np.eye(17), 120).reshape(4, 30, 17)
+    assert np.isnan(limit_of(draws)[0]).tolist() == [False, False, True]
 
 
 class Sampler:
@@ -284,6 +290,7 @@ def test_run_tells_the_geometry_of_its_draws():
     scores, engine = scores_of(moving)
     assert scores["kl_error"] == pytest.approx(kl_error(covariance), rel=0.15)
     assert scores["kl_floor"] < 1
+    assert scores["kl_limit"] == pytest.approx(kl_error(covariance), rel=0.1)
     assert scores["wasserstein_error"] > 1 > scores["wasserstein_floor"]
     assert scores["acceptance"] == pytest.approx(1 - 149 / 1499)
     assert (scores["components"], scores["heaviest_share"]) == (1, 1)
@@ -343,7 +350,7 @@ def finished(depth, seed, value, mixed=1.0, activation="relu"):
     """A run with these errors; floors of 1."""
     task = MeanFieldCost(Settings(depth=depth, activation=activation))
     metrics = dict.fromkeys(task.spec.metrics, 0.5) | {
-        **{"kl_error": value, "wasserstein_error": value / 10, "mixed": mixed},
+        **{"kl_limit": value, "kl_error": value + 1, "wasserstein_error": value / 10, "mixed": mixed},
         **{"kl_floor": 1.0, "wasserstein_floor": 0.1},
     }
     identity = f"mean_field_cost+depth={depth},activation={activation}"
@@ -385,15 +392,25 @@ def test_depths_that_did_not_mix_are_shown_and_enter_no_trend():
     spec = found.charts["kl"].to_dict()
     *_, curves, points = [layer["data"]["values"] for layer in spec["layer"]]
     assert {row["depth"] for row in points if row["state"] == mean_field_comparison.STATES[1]} == {8}
-    assert {row["depth"] for row in curves if row["kind"] == mean_field_comparison.KINDS[0]} == {1, 4}
+    assert {row["depth"] for row in curves if row["kind"] == mean_field_comparison.KINDS["limit"]} == {1, 4}
     assert any("with 8 hidden layers minus that with 1" in s for s in MeanFieldCost.compare(cheat).sentences)
+
+
+def test_depths_whose_draws_are_too_few_enter_no_trend():
+    """The number that all have rises with how slowly chains move, and says nothing of depth."""
+    levels = {1: (10, 10, 10), 4: (9, 11, 10), 8: (2, 3, 1)}
+    runs = [finished(d, seed, v) for d, of in levels.items() for seed, v in enumerate(of)]
+    runs[4] = replace(runs[4], metrics={**runs[4].metrics, "kl_limit": None})
+    found = MeanFieldCost.compare(runs)
+    assert "relu: E_KL at 4 hidden layers enters no trend: `kl_limit` is not defined" in found.sentences
+    assert any("E_KL with 8 hidden layers minus that with 1 is -8" in s for s in found.sentences)
 
 
 def test_lines_are_activations():
     runs = [finished(2, 0, 1.0, activation=a) for a in ("relu", "linear")]
     found = MeanFieldCost.compare(runs)
     assert [row[0] for row in found.rows] == ["linear", "relu"]
-    names = {"linear", "relu", *mean_field_comparison.KINDS, mean_field_comparison.STATES[0]}
+    names = {"linear", "relu", *mean_field_comparison.KINDS.values(), mean_field_comparison.STATES[0]}
     assert names_in_legends(found.charts["kl"]) == names
     assert names <= set(texts(figures.svg(found.charts["kl"], "none")))
     other = replace(runs[0], method_name="mfvi", method_identity="mfvi")

@@ -131,25 +131,33 @@ def estimate(draws: np.ndarray, ridge: float) -> np.ndarray:
     return covariance
 
 
-def by_length(draws: np.ndarray, ridge: float) -> tuple[float, float, float, float]:
-    """E_KL of all draws of chains `[C, N, d]`, in the mean of halves, of quarters, and in the limit.
+def of_parts(draws: np.ndarray, members: np.ndarray, ridge: float) -> np.ndarray:
+    """E_KL of all draws, in the mean of their two halves, and in that of their four quarters: `[3]`, in nats.
+
+    Args:
+        draws: Chain after chain, `[C, N, d]`; a part is the same stretch of every chain.
+        members: Which of them belong to the mode, `[C, N]`.
+        ridge: Added to the diagonal of every covariance.
+
+    Returns:
+        NaN where a part has fewer than two draws per weight, whose covariance tells nothing.
+    """
+    found = []
+    for count in (1, 2, 4):
+        stretches = (np.array_split(of, count, axis=1) for of in (draws, members))
+        parts = [part[own] for part, own in zip(*stretches, strict=True)]
+        enough = min(map(len, parts)) >= 2 * draws.shape[2]
+        found.append(np.mean([kl_error(estimate(p, ridge)) for p in parts]) if enough else np.nan)
+    return np.array(found)
+
+
+def limit(parts: np.ndarray) -> float:
+    """E_KL of infinitely many draws, from those `of_parts`, in nats; NaN where a part has none.
 
     Of N draws E_KL is too large by about a / N + b / N^2, where a and b grow with the correlation of
-    neighbours in a chain; (8 all - 6 halves + quarters) / 3 has neither.
-
-    Raises:
-        ValueError: If a quarter has fewer than two draws per weight, whose covariance tells nothing.
+    neighbours in a chain; (8 all - 6 halves + quarters) / 3 has neither. It may be below 0, by chance.
     """
-    size, enough = draws.shape[0] * draws.shape[1] // 4, 2 * draws.shape[2]
-    if size < enough:
-        raise ValueError(f"a quarter of the draws is {size}, and {draws.shape[2]} weights need {enough}")
-
-    def mean(count: int) -> float:
-        parts = (part.reshape(-1, draws.shape[2]) for part in np.array_split(draws, count, axis=1))
-        return float(np.mean([kl_error(estimate(part, ridge)) for part in parts]))
-
-    whole, halves, quarters = mean(1), mean(2), mean(4)
-    return whole, halves, quarters, (8 * whole - 6 * halves + quarters) / 3
+    return float(parts @ (8, -6, 1) / 3)
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator) -> np.ndarray:

@@ -6,7 +6,8 @@ A line is one activation (of one method, under otherwise equal settings), a cell
 runs are the restarts. Chains that leave the posterior invariant may be longer in one cell than in another:
 once they have mixed, their draws are of the same distribution. A cell of which a restart has not mixed is
 shown, marked, and enters neither a curve nor a difference: to leave out the restart alone would choose runs
-by what came out.
+by what came out. Curves and differences of E_KL are of infinitely many draws (`kl_limit`): chains of deep
+networks move slowly, and few draws of any posterior seem to be correlated.
 """
 
 from __future__ import annotations
@@ -19,13 +20,20 @@ from bench import intervals
 from bench.comparison import Comparison, FinishedRun, by_task
 from bench.figures import COLOURS, titled
 
-ERRORS = {"kl": ("E_KL", "nats"), "wasserstein": ("E_W", "weight units")}
-"""Of either error what tables call it, and its unit."""
+ERRORS = {
+    "kl": ("E_KL", "nats", ("limit", "error", "floor")),
+    "wasserstein": ("E_W", "weight units", ("error", "floor")),
+}
+"""Of either error what tables call it, its unit, and its kinds, of which the first tells what depth does."""
 HEADER = (
-    *("line", "hidden layers", "restarts", "of them mixed", "E_KL, nats", "floor", "E_W", "floor"),
-    *("draws per weight", "components", "accuracy", "accuracy of a draw", "acceptance"),
+    *("line", "hidden layers", "restarts", "of them mixed", "E_KL, nats", "of the draws", "floor"),
+    *("E_W", "floor", "draws per weight", "components", "accuracy", "accuracy of a draw", "acceptance"),
 )
-KINDS = ("draws of the posterior", "floor: as many independent draws of the diagonal fit")
+KINDS = {
+    "limit": "infinitely many draws of the posterior",
+    "error": "draws of the posterior",
+    "floor": "floor: as many independent draws of the diagonal fit",
+}
 STATES = ("all restarts mixed", "not all restarts mixed")
 
 Depths = Mapping[int, Sequence[FinishedRun]]
@@ -84,18 +92,26 @@ def is_mixed(runs: Sequence[FinishedRun]) -> bool:
 
 def trend(line: str, cells: Depths, error: str) -> list[str]:
     """What the cells that have mixed say: the largest depth against the least, and every step between."""
-    name, unit = ERRORS[error]
-    mixed = [depth for depth in sorted(cells) if is_mixed(cells[depth])]
-    said = []
-    if left := [str(depth) for depth in sorted(cells) if depth not in mixed]:
-        said.append(
-            f"{line}: {name} at {', '.join(left)} hidden layers enters no trend: not all restarts mixed"
-        )
-    if len(mixed) < 2:
-        return [*said, f"{line}: {name} has no trend, for fewer than two depths have mixed"]
-    metric = f"{error}_error"  # which is never undefined
-    of = {depth: {run.seed: run.metrics[metric] or 0.0 for run in cells[depth]} for depth in mixed}
-    steps = [(mixed[0], mixed[-1]), *(pairwise(mixed) if len(mixed) > 2 else ())]
+    name, unit, (kind, *_) = ERRORS[error]
+    metric = f"{error}_{kind}"
+    of: dict[int, dict[int, float]] = {}
+    left: dict[str, list[str]] = {}
+    for depth in sorted(cells):
+        values = {run.seed: value for run in cells[depth] if (value := run.metrics[metric]) is not None}
+        if not is_mixed(cells[depth]):
+            left.setdefault("not all restarts mixed", []).append(str(depth))
+        elif len(values) < len(cells[depth]):
+            left.setdefault(f"`{metric}` is not defined", []).append(str(depth))
+        else:
+            of[depth] = values
+    said = [
+        f"{line}: {name} at {', '.join(depths)} hidden layers enters no trend: {why}"
+        for why, depths in left.items()
+    ]
+    told = list(of)
+    if len(told) < 2:
+        return [*said, f"{line}: {name} has no trend, for fewer than two depths tell of it"]
+    steps = [(told[0], told[-1]), *(pairwise(told) if len(told) > 2 else ())]
     for low, high in steps:
         change = intervals.differences(of[high], of[low])
         if len(change) >= intervals.FEWEST:
@@ -116,11 +132,13 @@ def _row(line: str, depth: int, runs: Sequence[FinishedRun]) -> list[str]:
 
     def mean(metric: str, form: str = ".4g") -> str:
         values = _values(runs, metric)
-        return format(sum(values) / len(values), form)
+        return format(sum(values) / len(values), form) if values else "-"
 
     cells = [line, str(depth), str(len(runs)), f"{sum(_values(runs, 'mixed')):.0f}"]
-    for error in ERRORS:
-        cells += [f"{intervals.student(_values(runs, f'{error}_error')):.4g}", mean(f"{error}_floor")]
+    for error, (_, _, (kind, *others)) in ERRORS.items():
+        values = _values(runs, f"{error}_{kind}")
+        cells += [f"{intervals.student(values):.4g}" if values else "-"]
+        cells += [mean(f"{error}_{other}") for other in others]
     cells += [mean("draws_per_weight", ".3g"), mean("components", ".2g")]
     return cells + [mean(metric, ".1%") for metric in ("accuracy", "draw_accuracy", "acceptance")]
 
@@ -129,19 +147,22 @@ def chart(lines: Mapping[str, Depths], error: str) -> Any:
     """An error over depth, a colour per line, with its floor: Farquhar 2022, Fig. 3.2."""
     import altair as alt
 
-    values = []
+    name, unit, kinds = ERRORS[error]
+    values: list[dict[str, Any]] = []
     for line, cells in lines.items():
         for depth, runs in cells.items():
-            for kind, metric in zip(KINDS, ("error", "floor"), strict=True):
-                found = intervals.Moments.of(_values(runs, f"{error}_{metric}"))
+            for kind in kinds:
+                if not (of := _values(runs, f"{error}_{kind}")):
+                    continue
+                found = intervals.Moments.of(of)
                 half = (found.sd or 0.0) / found.size**0.5
                 limits = {"centre": found.mean, "low": found.mean - half, "high": found.mean + half}
                 state = STATES[not is_mixed(runs)]
-                values.append({"line": line, "depth": depth, "kind": kind, "state": state, **limits})
-    name, unit = ERRORS[error]
+                values.append({"line": line, "depth": depth, "kind": KINDS[kind], "state": state, **limits})
     colours = alt.Scale(domain=list(lines), range=[COLOURS[i % len(COLOURS)] for i in range(len(lines))])
     stroke = alt.Stroke("line:N", title=None, scale=colours, legend=alt.Legend(symbolType="stroke"))
-    dash = alt.StrokeDash("kind:N", title=None, scale=alt.Scale(domain=KINDS, range=[[1, 0], [4, 4]]))
+    dashes = alt.Scale(domain=[KINDS[kind] for kind in kinds], range=[[1, 0], [4, 4], [1, 3]][: len(kinds)])
+    dash = alt.StrokeDash("kind:N", title=None, scale=dashes)
     shape = alt.Shape("state:N", title=None, scale=alt.Scale(domain=STATES, range=["circle", "cross"]))
     # A KL is above 0, and of depths that have not mixed it may be a thousand times that of the others.
     across_decades = error == "kl" and all(row["low"] > 0 for row in values)
@@ -152,8 +173,8 @@ def chart(lines: Mapping[str, Depths], error: str) -> Any:
         across = alt.X("depth:Q", title="hidden layers", axis=alt.Axis(tickMinStep=1, format=",d"))
         return alt.Chart(alt.Data(values=list(rows))).encode(x=across)
 
-    drawn = [row for row in values if row["kind"] == KINDS[0]]
-    curves = [row for row in values if row["kind"] == KINDS[1] or row["state"] == STATES[0]]
+    drawn = [row for row in values if row["kind"] == KINDS[kinds[0]]]
+    curves = [row for row in values if row["kind"] == KINDS["floor"] or row["state"] == STATES[0]]
     band = alt.Fill("line:N", title=None, scale=colours)
     layers = [
         layer(row for row in drawn if row["state"] == STATES[0])
