@@ -1,0 +1,298 @@
+"""Continual learning: accuracies step by step, what coresets add, strengths of `ewc`, terms of the loss."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from parts.evidence import (
+    ROOT,
+    Drawing,
+    Group,
+    Part,
+    by_seed,
+    committed,
+    finished,
+    finished_runs,
+    footer,
+    groups,
+    interval,
+    metric,
+    milliseconds_per_step,
+    table,
+)
+from parts.methods import steps_measured
+
+from bench.contract import FinishedRun
+from bench.intervals import differences, student
+from bench.studies import continual
+
+SPLIT_MNIST = ROOT / "docs" / "tasks" / "split_mnist.md"
+
+
+CONTRAST = (
+    "split_mnist",
+    "split_mnist_multi_head",
+    "split_mnist_task_known_at_test",
+    "permuted_mnist",
+)
+
+
+SEQUENCES = ("split_mnist", "split_fashion_mnist", *CONTRAST[1:])
+
+
+CORESET = "coreset=k_center"
+
+
+def accuracy_matrices(group: Group) -> np.ndarray:
+    """A[t, s] of every run, `[R, T, S]`."""
+    runs = [finished(path) for path, _ in group]
+    return np.array([run.task.accuracy_matrix(run.arrays) for run in runs])
+
+
+def matrices(task: str) -> str:
+    """The accuracy matrix of every choice of settings with three seeds and no coreset, averaged over them."""
+    parts = []
+    for task_identity, method_identity, group in groups(task):
+        if "coreset" in task_identity or len(group) < 3:
+            continue
+        of_seeds = accuracy_matrices(group)
+        mean, worst = of_seeds.mean(0), np.tril(of_seeds, -1).max(initial=0)
+        header = ["after step", *(f"pair {s}" for s in range(1, mean.shape[1] + 1))]
+        rows = [[str(t), *(f"{a:.3f}" for a in row)] for t, row in enumerate(mean, 1)]
+        text = f"### `{method_identity}` on `{task_identity}`\n\nMean over {len(group)} seeds."
+        if len(mean) > 1:
+            text += f" Largest A[t, s] with s < t in any seed: {worst:.3f}."
+        parts.append(f"{text}\n\n{table(header, rows)}")
+    return "\n\n".join(parts)
+
+
+def accuracies(task_identity: str, method_identity: str = "mfvi") -> dict[int, float]:
+    """Average accuracy after the last step, by seed."""
+    runs = by_seed(task_identity, method_identity)
+    return {seed: record.metrics["average_accuracy"] or 0.0 for seed, (_, record) in runs.items()}
+
+
+def continual_runs() -> str:
+    """Every committed run of continual learning."""
+    rows = []
+    for task in SEQUENCES:
+        for task_identity, method_identity, group in groups(task):
+            minutes = np.mean([record.seconds for _, record in group]) / 60
+            names = ("average_accuracy", "minimum_learning_accuracy", "forgetting")
+            rows.append(
+                [f"`{task_identity}`", f"`{method_identity}`", str(len(group))]
+                + [metric(group, name) for name in names]
+                + [milliseconds_per_step(group), f"{minutes:.1f}"]
+            )
+    header = ["task", "method", "seeds", "average accuracy", "least A[t, t]", "forgetting"]
+    return table([*header, "ms per step", "minutes per run"], rows)
+
+
+def continual_pattern() -> str:
+    """Average accuracy on the pairs seen so far, step by step, on split_mnist."""
+    rows = []
+    for task_identity, method_identity, group in groups("split_mnist"):
+        if "order=joint" in task_identity or len(group) < 3:
+            continue
+        matrices = accuracy_matrices(group)
+        seen = [matrices[:, t, : t + 1].mean() for t in range(matrices.shape[1])]
+        earlier = max(m[t, s] for m in matrices for t in range(len(m)) for s in range(t))
+        own = min(m[t, t] for m in matrices for t in range(len(m)))
+        rows.append(
+            [f"`{method_identity}`", f"`{task_identity}`", *(f"{a:.3f}" for a in (*seen, own, earlier))]
+        )
+    header = ["method", "task", *(f"step {t}" for t in range(1, 6))]
+    return table([*header, "least A[t, t]", "largest A[t, s], s < t"], rows)
+
+
+def continual_contrast() -> str:
+    """What a coreset adds to mfvi, scenario by scenario."""
+    rows = []
+    for task in CONTRAST:
+        plain = accuracies(task)
+        cells = [f"`{task}`", str(len(plain)), interval(list(plain.values()))]
+        for variant in ("coreset_prior=initial", "coreset_prior=initial,coreset_only=true"):
+            gain = differences(accuracies(f"{task}+{CORESET},{variant}"), plain)
+            cells.append(interval(gain) if gain else "-")
+        rows.append(cells)
+    return table(["task", "seeds", "`mfvi`", "gain by a coreset", "gain by a coreset alone"], rows)
+
+
+def continual_coresets() -> str:
+    """Whether a coreset alone does what mfvi with a coreset does, under both priors of the copy."""
+    rows = []
+    for prior, with_both, alone in (
+        ("initial", "coreset_prior=initial", "coreset_prior=initial,coreset_only=true"),
+        ("posterior", "", "coreset_only=true"),
+    ):
+        both = accuracies(f"split_mnist+{CORESET}" + (f",{with_both}" if with_both else ""))
+        only = accuracies(f"split_mnist+{CORESET},{alone}")
+        gap = differences(both, only)
+        _, low, high, _ = student(gap)
+        if low >= -0.08 and high <= 0.08:
+            agree = "yes"
+        else:
+            agree = "no" if low > 0.08 or high < -0.08 else "not decided"
+        rows.append([prior, *(interval(list(v.values())) for v in (both, only)), interval(gap), agree])
+    header = ["prior of the copy", "`mfvi` and coreset", "coreset alone", "difference"]
+    return table([*header, "within 0.08?"], rows)
+
+
+def continual_trace() -> str:
+    """The same two variants with one setting changed at a time, seed 0."""
+    changes = {
+        "nothing": ("", ""),
+        "step size 1e-3 in place of 3e-4": ("", "learning_rate=0.001"),
+        "400 epochs of the copy in place of 120": ("coreset_epochs=400", ""),
+        "4 weight samples in place of 1": ("", "train_samples=4"),
+        "initial rho -5 in place of -3": ("", "initial_rho=-5.0"),
+    }
+    rows = []
+    for what, (task, method) in changes.items():
+        cells = [what]
+        for only in ("", "coreset_only=true"):
+            parts = [CORESET, task, "coreset_prior=initial", only]
+            identity = "split_mnist+" + ",".join(filter(None, parts))
+            found = accuracies(identity, f"mfvi+{method}" if method else "mfvi")
+            cells.append(f"{found[0]:.3f}" if 0 in found else "-")
+        rows.append(cells)
+    return table(["changed", "`mfvi` and coreset", "coreset alone"], rows)
+
+
+def continual_strengths() -> str:
+    """The search for the strength of ewc: validation accuracy on the pairs seen, seed 0."""
+    rows = []
+    names = ("average_accuracy", "minimum_learning_accuracy", "forgetting")
+    for _, _, group in groups("split_mnist"):
+        record = next(record for _, record in group if record.seed == min(r.seed for _, r in group))
+        if record.method.name == "ewc" and record.task.identity == "split_mnist":
+            strength = float(record.method.settings["strength"])
+            rows.append((strength, record.validation["average_accuracy"], group))
+    best = max(validation for _, validation, _ in rows)
+    cells = [
+        [f"{strength:g}", str(record_group[0][1].method.settings["fisher"]), f"{validation:.4f}"]
+        + [metric(record_group, name) for name in names]
+        + ["chosen" if validation == best else ""]
+        for strength, validation, record_group in sorted(rows, key=lambda row: row[0])
+    ]
+    header = ["strength", "Fisher", "validation accuracy, seed 0", "average accuracy", "least A[t, t]"]
+    return table([*header, "forgetting", ""], cells)
+
+
+def continual_entropy() -> str:
+    """Predictive entropy on the training inputs of step 2 before it, and its ratio, permuted over split."""
+    rows, logs = [], {}
+    for task in ("split_mnist", "permuted_mnist"):
+        runs = by_seed(task, "mfvi")
+        values = {seed: record.validation["next_task_entropy"] for seed, (_, record) in runs.items()}
+        logs[task] = {seed: float(np.log(value)) for seed, value in values.items()}
+        rows.append([f"`{task}`", str(len(values)), interval(list(values.values()))])
+    gap = differences(logs["permuted_mnist"], logs["split_mnist"])
+    middle, low, high = np.exp(student(gap)[:3])
+    rows.append(["ratio", str(len(gap)), f"{middle:.1f} ({low:.1f} to {high:.1f})"])
+    published = {"`split_mnist`": "0.003", "`permuted_mnist`": "0.45", "ratio": "150"}
+    return table(["", "seeds", "nats", "published"], [[*row, published[row[0]]] for row in rows])
+
+
+def continual_floor() -> str:
+    """Time of a training step against the plain network's (benchmarks/peers.py), and in the runs."""
+    measured, rows = steps_measured(), []
+    for task, network in (("split_mnist", "MLP 784-256-256-10"), ("permuted_mnist", "MLP 784-100-100-10")):
+        case = measured[network, 1]
+        runs = list(by_seed(task, "mfvi").values())
+        rows.append(
+            [
+                *(f"`{task}`", network, str(case["batch"]), f"{case['floor']:.1f}", f"{case['mfvi']:.1f}"),
+                *(f"{case['mfvi'] / case['floor']:.2f}", milliseconds_per_step(runs)),
+            ]
+        )
+    header = ["task", "network", "batch", "floor, ms", "`mfvi`, ms", "/ floor", "ms per step within the runs"]
+    return table(header, rows)
+
+
+def terms(task: str) -> str:
+    """Likelihood and prior term of the loss in the first and last epoch of step 2, per example."""
+    rows = []
+    for task_identity, method_identity, group in groups(task):
+        if task_identity != task or group[0][1].method.name not in ("mfvi", "radial"):
+            continue
+        files = [path / "curves.csv" for path, _ in group]
+        curves = [list(csv.DictReader(file.open())) for file in files if file.exists()]
+        if not curves:  # of a submission, which has none of the training
+            continue
+        cells = []
+        for epoch in (1, 10):
+            for curve in ("likelihood_term", "prior_term"):
+                found = [
+                    float(row["value"])
+                    for rows_of_seed in curves
+                    for row in rows_of_seed
+                    if (row["curve"], row["series"], float(row["x"])) == (curve, "step 2", epoch)
+                ]
+                cells.append(np.mean(found))
+        rows.append([f"`{method_identity}`", *(f"{cell:.2f}" for cell in cells), f"{sum(cells[2:]):.2f}"])
+    header = ["method", "likelihood, epoch 1", "prior, epoch 1", "likelihood, epoch 10", "prior, epoch 10"]
+    return table([*header, "sum, epoch 10"], rows)
+
+
+def spread_of_draws() -> str:
+    """How far draws of the methods spread before any training: what a posterior of that width may move."""
+    rows = []
+    for name, rho in (("mfvi", -3.0), ("radial", -4.0)):
+        scale = float(np.log1p(np.exp(rho)))
+        widths = [scale / (np.sqrt(d) if name == "radial" else 1) for d in (200_704, 65_536, 2_560, 256, 10)]
+        rows.append([f"`{name}`", f"{rho:g}", f"{scale:.4f}", *(f"{w:.1e}" for w in widths)])
+    header = ["method", "initial rho", "softplus(rho)"]
+    return table([*header, *(f"D = {d:,}" for d in (200_704, 65_536, 2_560, 256, 10))], rows)
+
+
+def continual_charts() -> dict[str, tuple[Any, list[FinishedRun]]]:
+    """Accuracy of every variant with three seeds or none, and the gradients of step 2; with their runs."""
+    shown, curves = [], []
+    for path, record in committed():
+        task, method = record.task, record.method
+        if task.name not in SEQUENCES or "test_samples" in task.identity or "coreset_epochs" in task.identity:
+            continue
+        if method.identity.startswith(("mfvi+", "radial", "map", "laplace", "mixture_vi")):
+            continue
+        if (
+            method.name == "ewc"
+            and task.name == "split_mnist"
+            and len(by_seed(task.identity, method.identity)) < 3
+        ):
+            continue
+        shown.append(finished(path))
+        if task.identity in ("split_mnist", "permuted_mnist") and method.identity == "mfvi":
+            curves.append(finished(path))
+    return {
+        "accuracy": (continual.accuracies(shown), shown),
+        "gradients": (continual.gradients(curves), curves),
+    }
+
+
+def drawn() -> Iterator[Drawing]:
+    """Accuracies and gradients, and the accuracy matrices that a page shows."""
+    for name, (chart, runs) in continual_charts().items():
+        yield {f"continual-{name}": chart}, footer(runs)
+    for run in finished_runs("split_mnist"):
+        name = f"{run.task_identity}-{run.method_identity}-accuracy_matrix"
+        if run.seed == 0 and name in SPLIT_MNIST.read_text():
+            yield {name: run.task.figures(run.arrays)["accuracy_matrix"]}, footer([run])
+
+
+PARTS: dict[str, Part] = {
+    "continual runs": continual_runs,
+    "continual pattern": continual_pattern,
+    "continual contrast": continual_contrast,
+    "continual coresets": continual_coresets,
+    "continual trace": continual_trace,
+    "continual strengths": continual_strengths,
+    "continual entropy": continual_entropy,
+    "continual floor": continual_floor,
+    "matrices split_mnist": lambda: matrices("split_mnist"),
+    "terms split_mnist": lambda: terms("split_mnist"),
+    "spread": spread_of_draws,
+}

@@ -1,0 +1,164 @@
+"""Distance to the exact posterior: of every method, of other libraries, by the width of the network."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+from parts.evidence import (
+    Drawing,
+    Part,
+    by_seed,
+    finished_runs,
+    footer,
+    groups,
+    interval,
+    metric,
+    or_none,
+    table,
+)
+
+from bench import figures, registry
+from bench.contract import FinishedRun
+from bench.diagnostics import mixed
+from bench.intervals import differences, student
+from bench.registry import methods
+
+CONTESTANTS = {
+    "bench.peers.LaplaceTorch+learning_rate=0.01,optimizer=amsgrad": "laplace+curvature=full",
+    "bench.peers.PosteriorsLaplace+learning_rate=0.01,optimizer=amsgrad": "laplace+curvature=full",
+    "bench.peers.PosteriorsVI": "mfvi",
+    "bench.peers.PosteriorsSGLD": "sgld",
+}
+"""Posterior of another library -> ours of the same settings."""
+
+
+WIDTHS = {
+    "mfvi": "`mfvi`",
+    "radial": "`radial`",
+    "invariant_vi": "`invariant_vi`",
+    "invariant_vi+points=16": "`invariant_vi`, 16 points",
+}
+"""Method identity -> its name in the study of networks by width."""
+
+
+EXACT = "second run of the reference"
+
+
+def fidelity() -> str:
+    """Distance of every method to the exact posterior, by task; last the floor."""
+    tasks = [name for name, entry in registry.tasks().items() if entry.file == "fidelity"]
+    cells: dict[str, dict[str, str]] = {}
+    floors = {}
+    for task in tasks:
+        for task_identity, method_identity, group in groups(task):
+            if method_identity not in methods():  # settings that no name fixes
+                continue
+            if task_identity == task and all(record.status == "completed" for _, record in group):
+                disagree = any(mixed(record.diagnostics) is False for _, record in group)
+                value = metric(group, "wasserstein") + (" (chains disagree)" if disagree else "")
+                cells.setdefault(method_identity, {})[task] = value
+                floors[task] = f"{group[0][1].metrics['wasserstein_floor']:.4f}"
+    rows = [[f"`{method}`", *(cells[method].get(task, "-") for task in tasks)] for method in sorted(cells)]
+    if rows:
+        rows.append(["floor: a second run of the reference", *(floors.get(task, "-") for task in tasks)])
+    return or_none(["method", *(f"`{task}`" for task in tasks)], rows)
+
+
+def contestants() -> str:
+    """Distance to the exact posterior of theirs and of ours, and the difference, paired by seed."""
+    rows = []
+    for task in ("fidelity_toy", "fidelity_iris"):
+        for theirs, ours in CONTESTANTS.items():
+            pair = [
+                {
+                    seed: float(record.metrics["wasserstein"])
+                    for seed, (_, record) in by_seed(task, name).items()
+                }
+                for name in (theirs, ours)
+            ]
+            found = student(differences(*pair))
+            cells = [interval(list(values.values())) for values in pair]
+            verdict = "differ" if found.sign() else "agree"
+            rows.append([f"`{task}`", f"`{theirs}`", f"`{ours}`", *cells, f"{found:.2g}", verdict])
+    header = ["task", "theirs", "ours", "distance of theirs", "distance of ours", "difference", "within it"]
+    return table(header, rows)
+
+
+@cache
+def by_width() -> dict[tuple[int, str], dict[int, dict[str, float]]]:
+    """(Units, method) -> seed -> how far and how wide it is on fidelity_toy; of the reference one run."""
+    found: dict[tuple[int, str], dict[int, dict[str, float]]] = {}
+    for run in finished_runs("fidelity_toy"):
+        is_of_study = re.fullmatch(r"(units=\d+)?", run.variant) and run.method_identity in WIDTHS
+        if is_of_study:
+            (units,) = run.task.posed.network[2]
+            found.setdefault((units, WIDTHS[run.method_identity]), {})[run.seed] = width_row(run, "draws")
+            found[units, EXACT] = {0: width_row(run, "second")}
+    return dict(sorted(found.items()))
+
+
+def width_row(run: FinishedRun, draws: str) -> dict[str, float]:
+    """Distance, standard deviations over those of the reference, and NLL of draws on fidelity_toy."""
+    arrays = run.arrays | {"draws": run.arrays[draws]}
+    wide, exact = (arrays[name].astype(np.float64).std(0) for name in ("draws", "reference"))
+    between = len(run.task.own_data("test")[0])  # where the test inputs between the clusters begin
+    return {
+        "distance": run.task.score(arrays)["wasserstein"],
+        "spread at the data": float((wide / exact)[:between].mean()),
+        "spread between": float((wide / exact)[between:].mean()),
+        "NLL": run.task.nll(arrays),
+    }
+
+
+def widths() -> str:
+    """Distance, spread and NLL of the methods of `WIDTHS`, by width."""
+    rows = [
+        [str(units), name, str(len(of)), *(interval([row[key] for row in of.values()]) for key in of[0])]
+        for (units, name), of in by_width().items()
+    ]
+    return or_none(
+        ["units", "method", "seeds", "distance", "spread at the data", "spread between", "NLL"], rows
+    )
+
+
+def widths_said() -> str:
+    """What leaving out the cost of translations changes, paired by seed, at every width."""
+    said = []
+    for units in dict.fromkeys(units for units, _ in by_width()):
+        one, other = (by_width().get((units, WIDTHS[m]), {}) for m in ("invariant_vi", "mfvi"))
+        for key in ("distance", "spread between", "NLL"):
+            rows = ({seed: row[key] for seed, row in of.items()} for of in (one, other))
+            if len(change := differences(*rows)) >= 3:
+                of = student(change)
+                what = f"{units} units: {key} of `invariant_vi` minus that of `mfvi` is {of:.3g}"
+                said.append(f"- {what}{of.said('it is larger', 'it is smaller')}")
+    return "\n".join(said) or "No run is committed yet."
+
+
+def widths_chart() -> Any:
+    """The table of widths as curves."""
+    curves: dict[tuple[str, str, int], list[tuple[float, float]]] = {}
+    for (units, name), of in by_width().items():
+        for seed, row in of.items():
+            for key in ("distance", "spread at the data", "spread between"):
+                curves.setdefault((key, name.replace("`", ""), seed), []).append((units, row[key]))
+    found = [figures.Curve(panel, series, points) for (panel, series, _), points in curves.items()]
+    return figures.panels(found, "units of the hidden layer", "over the posterior's sd")
+
+
+def drawn() -> Iterator[Drawing]:
+    """Distances and spreads by width."""
+    if runs := [r for r in finished_runs("fidelity_toy") if r.method_identity in WIDTHS]:
+        yield {"fidelity_toy-widths": widths_chart()}, footer(runs)
+
+
+PARTS: dict[str, Part] = {
+    "fidelity": fidelity,
+    "contestants": contestants,
+    "widths": widths,
+    "widths said": widths_said,
+}

@@ -1,0 +1,162 @@
+"""The methods: what they approximate, what they cost, how they were tuned."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+from parts.evidence import ROOT, Part, table
+
+from bench import registry, tune
+from bench.contract import CAPABILITIES
+from bench.leaderboard import codes
+from bench.registry import methods
+
+SPEED = ROOT / "benchmarks" / "peers.json"
+
+
+SMALL_FITS = ROOT / "benchmarks" / "small_fits.json"
+
+
+COSTS = ROOT / "benchmarks" / "methods.json"
+
+
+def method_list() -> str:
+    """All methods."""
+    rows = [
+        [f"`{name}`", entry.cls.approximates, ", ".join(sorted(entry.provides))]
+        for name, entry in methods().items()
+    ]
+    return table(["method", "approximates", "capabilities"], rows)
+
+
+def paragraph(module: Any, name: str) -> str:
+    """A paragraph of a file's documentation, by its first word."""
+    found = re.search(rf"^{name}: (.+?)(?=^\w[\w ]*: |\Z)", module.__doc__, re.MULTILINE | re.DOTALL)
+    return " ".join(found[1].split()) if found else ""
+
+
+def method_sources() -> str:
+    """What each method approximates and where it is described."""
+    rows = []
+    for name, entry in methods().items():
+        module = inspect.getmodule(entry.cls)
+        if entry.members > 1:
+            approximates = f"`{entry.file}`: {entry.members} independent fits, draws pooled"
+            source = "Farquhar 2022, section 4.3"
+        else:
+            approximates = entry.cls.approximates
+            source = paragraph(module, "Source").replace(" (docs/sources.md)", "")
+        able = ", ".join(c for c in CAPABILITIES if c in entry.provides)
+        rows.append([f"`{name}`", approximates, able, source])
+    return table(["method", "approximates", "capabilities", "source"], rows)
+
+
+def method_costs() -> str:
+    """The committed measurement of benchmarks/methods.py."""
+    measured = json.loads(COSTS.read_text())
+    parts, refused = [], {}
+    for network, group in groupby(measured["rows"], key=lambda row: row["network"]):
+        rows = []
+        for row in group:
+            if "refused" in row:
+                refused.setdefault(row["method"], row["refused"])
+            cells = [
+                f"{row[key]:.2f}" if key in row else "-"
+                for key in ("numbers", "step", "memory", "milliseconds")
+            ]
+            after = f"{row['after']:.1f}" if "after" in row else "-"
+            rows.append([f"`{row['method']}`", *cells, after])
+        header = ["method", "numbers per weight", "step", "memory", "ms per step", "after training"]
+        parts.append(f"### {network}\n\n{table(header, rows)}")
+    where = f"{measured['date']}, {measured['device']}, one thread, torch {measured['torch']}."
+    reasons = "\n".join(f"- {reason}" for reason in refused.values())
+    return "\n\n".join([*parts, where, f"A row of dashes is a refusal:\n\n{reasons}"])
+
+
+def steps_measured() -> dict[tuple[str, int], dict[str, Any]]:
+    """By network and S what benchmarks/peers.py found of a training step: milliseconds, and the batch."""
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for row in json.loads(SPEED.read_text())["steps"]:
+        case = found.setdefault((row["network"], row["samples"]), {"batch": row["batch"]})
+        name = "floor" if row["contender"].startswith("floor") else row["contender"]
+        case[name] = min(row["milliseconds"], case.get(name, np.inf))
+    return found
+
+
+def speed() -> str:
+    """Goals of benchmarks/peers.py and what came out, and where it was measured."""
+    measured = json.loads(SPEED.read_text())
+    rows = [
+        [
+            row["what"],
+            f"`{row['method']}`",
+            row["against"],
+            f"{row['ratio']:.2f}",
+            f"{row['goal']:.2f}",
+            row["verdict"],
+        ]
+        for row in measured["goals"]
+    ]
+    header = ["what", "method", "against", "ratio", "goal: at most", "verdict"]
+    others = ", ".join(f"{name} {v}" for name, v in measured["versions"].items() if name != "posterior-bench")
+    return f"{table(header, rows)}\n\n{measured['date']}, {measured['device']}, one thread; {others}."
+
+
+def small_fits() -> str:
+    """The committed measurement of benchmarks/small_fits.py."""
+    measured = json.loads(SMALL_FITS.read_text())
+    rows = [
+        [row["case"], *(f"{row[f'{way}_seconds']:.2f}" for way in ("single", "fit_many", "stacked"))]
+        for row in measured["many"]
+    ]
+    header = ["fits", "one by one, s", "fit_many, s", "side by side, s"]
+    extra = measured["overhead"][0]["extra_milliseconds"]
+    return (
+        f"A fit of 10 steps costs {extra:.1f} ms beyond its steps, each further step "
+        f"{measured['extra_milliseconds_per_step']:.2f} ms.\n\n{table(header, rows)}\n\n"
+        f"{measured['date']}, {measured['device']}, one thread, torch {measured['torch']}."
+    )
+
+
+def tuning() -> str:
+    """The committed searches; methods of one task whose budgets differ are not comparable."""
+    results = [tune.read(path) for path in sorted(registry.TUNED.glob("*/*.json"))]
+    if not results:
+        return "No search is committed yet: all settings are published or untuned."
+    rows = []
+    for result in results:
+        budgets = {other.budget for other in results if other.task == result.task}
+        values = {c.number: "-" if c.value is None else f"{c.value:.4f}" for c in result.configurations}
+        settings = result.configurations[result.chosen_number].settings
+        listed = ", ".join(f"`{name}={value}`" for name, value in settings.items())
+        lost = sum(c.status != "completed" for c in result.configurations) / result.budget
+        rows.append(
+            [
+                f"`{result.task}`",
+                f"`{result.method}`",
+                str(result.budget) if len(budgets) == 1 else f"{result.budget} (not comparable)",
+                f"{result.criterion.metric}, {'higher' if result.criterion.higher_is_better else 'lower'}",
+                values[0],
+                values[result.chosen_number],
+                listed if result.chosen_number else "untuned ones",
+                f"{lost:.0%}",
+            ]
+        )
+    header = ["task", "method", "budget", "criterion, better if", "untuned", "best", "chosen", "diverged"]
+    return table(header, rows)
+
+
+PARTS: dict[str, Part] = {
+    "methods": method_list,
+    "method sources": method_sources,
+    "method costs": method_costs,
+    "speed": speed,
+    "small fits": small_fits,
+    "tuning": tuning,
+    "codes": codes.table,
+}

@@ -1,0 +1,235 @@
+"""Methods on a task: main metrics, what they cost, and what they gain on another or on no network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+
+import numpy as np
+from parts.evidence import (
+    ROOT,
+    Drawing,
+    Part,
+    finished,
+    finished_runs,
+    footer,
+    groups,
+    interval,
+    metric,
+    milliseconds_per_step,
+    or_none,
+    table,
+)
+
+from bench.diagnostics import mixed
+from bench.intervals import differences, student
+from bench.leaderboard import ranking
+from bench.registry import methods
+
+PASSES = ROOT / "benchmarks" / "passes.json"
+
+
+ANCHORS = ROOT / "benchmarks" / "anchors.json"
+
+
+SHIFTED = [
+    *("nll", "nll_clean", "nll_scaled", "accuracy", "accuracy_clean"),
+    *("ece", "conformal_coverage", "ood_auroc"),
+]
+
+
+SHIFTED_LINES = ("map", "deep_ensemble", "mc_dropout", "mfvi", "svgd", "sngp")
+"""Methods whose curves against severity are drawn: more than six lines cannot be told apart."""
+
+
+COLUMNS = {
+    "split_mnist": ["minimum_learning_accuracy", "forgetting", "average_accuracy", "average_nll"],
+    "toy_regression": ["gap_ratio", "gap_sd", "data_sd", "test_nll", "gap_nll", "wasserstein_to_reference"],
+    "iris_depth": ["cross_entropy", "best_tenth_cross_entropy", "accuracy", "agreement", "total_variation"],
+    "retinopathy_synthetic": [
+        "nll",
+        "auc_0",
+        "auc_30_information",
+        "information_over_entropy",
+        "expected_cost",
+    ],
+    "ood_digits": [
+        "auroc",
+        "auroc_held_out_information",
+        "auroc_held_out_confidence",
+        "auroc_held_out_brightness",
+        "auroc_noise_entropy",
+        "nll",
+        "accuracy",
+        "ece",
+    ],
+    "shift_digits": SHIFTED,
+    "shift_fashion_mnist": SHIFTED,
+    "shift_cifar10": SHIFTED,
+}
+"""Metrics shown of each task."""
+
+
+QUESTIONS = {
+    "Remembering": ("split_digits", "continual"),
+    "Shift": ("shift_digits", "shift"),
+    "New classes": ("ood_digits", "ood"),
+    "Referral": ("retinopathy_synthetic", "retinopathy"),
+    "Active testing": ("active_testing_digits", "active_testing"),
+    "Fidelity": ("fidelity_digits", "fidelity"),
+}
+"""Question -> the task that stands for it, and its page."""
+
+
+@cache
+def passes() -> dict[str, dict[str, dict[str, float]]]:
+    """Task -> method -> its gradients per step and forward passes per image (benchmarks/passes.py)."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for row in json.loads(PASSES.read_text())["rows"]:
+        found.setdefault(row["task"], {})[row["method"]] = row
+    return found
+
+
+def results(task: str) -> str:
+    """Main metrics of the committed choices of settings of a task, and what they cost."""
+    names = COLUMNS[task]
+    work = passes().get(task, {})
+    costs = ["gradients per step", "forward passes per image"] if work else []
+    rows = []
+    for task_identity, method_identity, group in groups(task):
+        if task == "split_mnist" and ("coreset" in task_identity or len(group) < 3):
+            continue  # docs/tasks/continual.md has them
+        minutes = np.mean([record.seconds for _, record in group]) / 60
+        disagree = any(mixed(record.diagnostics) is False for _, record in group)
+        name = f"`{method_identity}`" + (" (chains disagree: no reference)" if disagree else "")
+        rows.append(
+            [name, f"`{task_identity}`", str(len(group))]
+            + [metric(group, name) for name in names]
+            + [f"{work[group[0][1].method.name][key]:.1f}" for key in ("gradients", "forward") if work]
+            + [milliseconds_per_step(group), f"{minutes:.1f}"]
+        )
+    return table(["method", "task", "seeds", *names, *costs, "ms per step", "minutes per run"], rows)
+
+
+def results_if_any(task: str) -> str:
+    """Main metrics of the committed runs of a task, if there are any."""
+    return results(task) if finished_runs(task) else "No run is committed yet."
+
+
+def against(task: str, baseline: str = "map") -> str:
+    """What every method gains on a baseline, paired by seed."""
+    names = ["nll", "nll_clean", "accuracy", "ece", "ood_auroc"]
+    runs = {m: group for t, m, group in groups(task) if t == task and m in methods()}
+    values = {
+        (method, name): {
+            record.seed: value for _, record in group if (value := record.metrics[name]) is not None
+        }
+        for method, group in runs.items()
+        for name in names
+    }
+    rows = [
+        [f"`{method}`"]
+        + [f"{student(differences(values[method, name], values[baseline, name])):.2g}" for name in names]
+        for method in runs
+        if method != baseline
+    ]
+    return or_none(["method", *(f"`{name}`" for name in names)], rows)
+
+
+def chains(task: str) -> str:
+    """What the committed runs of samplers say of themselves; unmixed ones are no reference."""
+    names = ["acceptance", "step_size", "divergences", "weight_rhat", "weight_ess"]
+    rows = []
+    for task_identity, method_identity, group in groups(task):
+        for _, record in group:
+            agree = mixed(record.diagnostics)
+            if agree is None:
+                continue
+            own = record.fits[0].diagnostics
+            verdict = "may be a reference" if agree else "no reference"
+            rows.append(
+                [f"`{method_identity}`", f"`{task_identity}`", str(record.seed)]
+                + [f"{own[name]:.4g}" for name in names]
+                + [f"{record.diagnostics['prediction_rhat']:.3f}", verdict]
+            )
+    names = ["acceptance", "step size", "divergences", "R-hat of weights", "ESS of weights"]
+    return table(["method", "task", "seed", *names, "R-hat of predictions", ""], rows)
+
+
+def regressions(task: str) -> str:
+    """Every method beside what scikit-learn has, the differences paired by split; the best first."""
+    anchors = json.loads(ANCHORS.read_text())["tasks"][task]
+    rows = [(f"{name} (no network)", "-", values) for name, values in anchors.items()]
+    for task_identity, method_identity, group in groups(task):
+        if task_identity == task:
+            runs = [finished(path) for path, _ in group]
+            values = {m: np.mean([r.metrics[m] for _, r in group]) for m in ("rmse", "coverage_error")}
+            splits = np.mean([run.task.losses(run.arrays) for run in runs], axis=0)
+            rows.append((f"`{method_identity}`", str(len(group)), {**values, "splits": splits}))
+    ratio = finished_runs(task)[0].task.spec.split_ratio
+    base = np.array(anchors["Bayesian linear regression"]["splits"])
+    cells = []
+    for name, seeds, values in sorted(rows, key=lambda row: -np.mean(row[2]["splits"])):
+        splits = np.asarray(values["splits"])
+        gain = "0" if (splits == base).all() else f"{student(splits - base, test_to_train=ratio):.2g}"
+        numbers = [f"{np.mean(splits):.3f}", gain, f"{values['rmse']:.2f}", f"{values['coverage_error']:.3f}"]
+        cells.append([name, seeds, *numbers])
+    header = ["seeds", "`log_likelihood`", "minus that of Bayesian linear regression", "`rmse`"]
+    return table(["method", *header, "`coverage_error`"], cells)
+
+
+def questions() -> str:
+    """Every method on one task of each question: the main metric, and the ranks that its seeds leave open."""
+    cells: dict[str, dict[str, str]] = {}
+    heads = []
+    for question, (task, folder) in QUESTIONS.items():
+        found = {m: group for t, m, group in groups(task) if t == task and m in methods()}
+        if not found:
+            continue
+        run = finished(next(iter(found.values()))[0][0])
+        main = run.task.spec.main_metric
+        higher = run.task.spec.metrics[main].higher_is_better
+        runs = {m: [ranking.Run(r.metrics.get(main)) for _, r in group] for m, group in found.items()}
+        standing = ranking.rank([ranking.Entry(*entry) for entry in runs.items()], higher)
+        for place in standing.places:
+            ranks = "not ranked" if place.ranks is None else "{} to {}".format(*place.ranks)
+            values = [one.value for one in runs[place.name] if one.value is not None]
+            mean = interval(values) if values else "-"
+            cells.setdefault(place.name, {})[question] = f"{mean} ({ranks})"
+        better = "higher" if higher else "lower"
+        heads.append(
+            f"[{question}](docs/tasks/{folder}.md): {main.replace('_', ' ')} on `{task}`, {better} is better"
+        )
+    shown = [question for question in QUESTIONS if any(question in row for row in cells.values())]
+    rows = [[f"`{method}`", *(cells[method].get(q, "-") for q in shown)] for method in sorted(cells)]
+    return table(["method", *shown], rows) + "\n\n" + "\n".join(f"- {head}" for head in heads)
+
+
+def drawn() -> Iterator[Drawing]:
+    """Fits of the toy, and curves against severity."""
+    identities = ("toy_regression", "toy_regression+layers=3")
+    toys = [r for r in finished_runs("toy_regression") if r.task_identity in identities and not r.seed]
+    yield type(toys[0].task).compare(toys).charts, footer(toys)
+    runs = [r for r in finished_runs("shift_digits") if r.method_identity in SHIFTED_LINES]
+    yield type(runs[0].task).compare(runs).charts, footer(runs)
+    shown = next(run for run in runs if run.method_identity == "map" and run.seed == 0)
+    reliability = shown.task.figures(shown.arrays)["reliability"]
+    yield {"shift_digits-map-reliability": reliability}, footer([shown])
+
+
+PARTS: dict[str, Part] = {
+    "results toy_regression": lambda: results("toy_regression"),
+    "chains toy_regression": lambda: chains("toy_regression"),
+    "results iris_depth": lambda: results("iris_depth"),
+    "chains iris_depth": lambda: chains("iris_depth"),
+    "results split_mnist": lambda: results("split_mnist"),
+    "results retinopathy_synthetic": lambda: results("retinopathy_synthetic"),
+    "results ood_digits": lambda: results_if_any("ood_digits"),
+    "results shift_digits": lambda: results_if_any("shift_digits"),
+    "against shift_digits": lambda: against("shift_digits"),
+    "results shift_fashion_mnist": lambda: results_if_any("shift_fashion_mnist"),
+    "results shift_cifar10": lambda: results_if_any("shift_cifar10"),
+    "regressions diabetes_regression": lambda: regressions("diabetes_regression"),
+    "questions": questions,
+}
