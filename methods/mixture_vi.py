@@ -230,6 +230,13 @@ class MixtureVI(Variational):
         ratios = posterior[JOINT].log_prob(draws) - log_prob(self.prior, weights)
         return nll, ratios.view(-1, len(means)).mean(0) @ shares
 
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """One draw of the loss per example and, of several components, the largest weight."""
+        terms = super().training_step(batch, batch_idx)
+        if self.settings.components > 1:
+            terms["largest_weight"] = self._components()[0].detach().softmax(0).max()
+        return terms
+
     # ---- the number of components
 
     def _prepare_choice(self) -> None:
@@ -348,7 +355,7 @@ class MixtureVI(Variational):
         if inputs is not None:
             return {}
         shares = self._components()[0].detach().softmax(0)
-        found = {"components": float(len(shares))}
+        found = {"components": float(len(shares)), "largest_weight": shares.max().item()}
         found |= {f"weight_{i}": share for i, share in enumerate(shares.tolist(), 1)}
         tried = zip(self.elbo.tolist(), self.elbo_error.tolist(), strict=True)
         for n, (elbo, error) in enumerate(tried, 1):

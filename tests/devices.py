@@ -553,6 +553,7 @@ TASKS = {
     "split_digits_multi_head": {"test_samples": 2},
     "training_dynamics_digits": {"images": 20, "epochs": 2},
     "toy_regression": {"epochs": 2, "test_samples": 4, "hidden": 10},
+    "sine_regression": {"epochs": 2, "test_samples": 4},
     "diabetes_regression": {"splits": 3, "epochs": 1},
     "depth_covariance_cifar10": {"images": 60, "tested": 20, "channels": 2, "epochs": 2},
     "mean_field_cost": {"epochs": 2, "start_steps": 2},
