@@ -19,6 +19,7 @@ from parts import (
     findings,
     geometry,
     methods,
+    mixtures,
     results,
     retinopathy,
     singular,
@@ -28,7 +29,7 @@ from parts.evidence import ROOT
 
 from bench import figures
 
-DRAWING = (active, continual, fidelity, geometry, results, retinopathy, singular, training)
+DRAWING = (active, continual, fidelity, geometry, mixtures, results, retinopathy, singular, training)
 PARTS = {name: part for module in (*DRAWING, findings, methods) for name, part in module.PARTS.items()}
 
 

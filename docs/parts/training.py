@@ -9,8 +9,6 @@ from parts.evidence import Drawing, Part, compared, finished_runs, footer, group
 
 from bench.tasks import gradient_variance
 
-# ---- noise of gradients
-
 
 def gradient_variances() -> str:
     """Variances of the gradient at two sigmas, their ratio, and the angle between gradients of two draws."""
