@@ -21,7 +21,8 @@ kept in memory. Of a small network most of the time passes between its operation
 Valid for: every differentiable network and likelihood without parameters of its own. Whether the chains
 agree is for the diagnostics to say: the weights of a network seldom mix, its predictions may
 (`prediction_rhat`). A trajectory of fixed length that is near a whole period of some direction ends where it
-began; R-hat shows it.
+began; R-hat shows it. A chain that ends its burn-in where the posterior is narrower than its step never moves
+again; steps that vary (`step_jitter`; Neal 2011, section 4.2) let it out.
 """
 
 from __future__ import annotations
@@ -85,6 +86,8 @@ class Settings:
     """Steps of one trajectory in burn-in, at least 1; as many as afterwards if not given."""
     target_acceptance: Annotated[float, Field(gt=0, lt=1)] = 0.8
     """Mean probability of acceptance that the step size is adapted to, a fraction."""
+    step_jitter: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share, below 1, up to which a chain's step size varies from one transition to the next; 0 for nuts."""
     initial_step_size: Positive = 0.01
     """First step size, above 0; that of all transitions without burn-in."""
 
@@ -146,6 +149,8 @@ class HMC(Method):
             )
         if self.settings.kernel == "nuts" and importlib.util.find_spec("pyro") is None:
             raise UsageError("hmc --method.kernel nuts needs pyro: pip install 'posterior-bench[nuts]'")
+        if self.settings.kernel == "nuts" and self.settings.step_jitter:
+            raise UsageError("hmc: the steps of the kernel nuts do not vary: leave out --method.step_jitter")
 
     # ---- sampling
 
@@ -178,7 +183,7 @@ class HMC(Method):
         steps = settings.leapfrog_steps
         if done < settings.burn and settings.burn_leapfrog_steps is not None:
             steps = settings.burn_leapfrog_steps
-        start = (self._gradient(batch), self.positions, momenta, self.log_step.exp(), steps)
+        start = (self._gradient(batch), self.positions, momenta, self._step_sizes(), steps)
         proposal, final = leapfrog(*start, partial(self.stride, batch, self._normal()))
         proposed_energy = self._energy(proposal, batch)
         error = proposed_energy + kinetic_energy(final) - energy - kinetic_energy(momenta)  # [C], nats
@@ -193,6 +198,16 @@ class HMC(Method):
             self.divergences += (~(error <= _LARGEST_ERROR)).sum()
         loss = torch.where(accepted, proposed_energy, energy).mean() / self.problem.num_train
         return {"loss": loss, "acceptance": acceptance.mean()}
+
+    def _step_sizes(self) -> Tensor:
+        """Of one transition, `[C]`. A draw that no position knows of leaves the posterior invariant."""
+        steps, jitter = self.log_step.exp(), self.settings.step_jitter
+        if jitter:
+            uniform = torch.rand(
+                len(steps), generator=self.generator, device=steps.device, dtype=torch.float64
+            )
+            steps = steps * (1 + jitter * (2 * uniform - 1))
+        return steps
 
     def _accept(self, probability: Tensor) -> Tensor:
         uniform = torch.rand(

@@ -255,6 +255,21 @@ def test_step_size_does_not_bias_the_variance(long):
     assert_draws_are_of(long.draws[:, 20:], *ONE, least=3000)
 
 
+def test_steps_that_vary_do_not_bias_the_variance():
+    """From 0.8 to 2.4 standard deviations, a fifth of them unstable. False alarm: 2 x 7e-6."""
+    method = sampled(one_weight(), **LONG, step_jitter=0.5)
+    assert 0.3 < method.diagnostics()["acceptance"] < 0.9
+    assert_draws_are_of(method.draws[:, 20:], *ONE, least=3000)
+
+
+def test_steps_that_vary_let_out_a_chain_that_its_own_step_holds():
+    """20 steps of 2.5 standard deviations are unstable, and every trajectory diverges; of half of it not."""
+    values = {**LONG, "chains": 4, "leapfrog_steps": 20, "initial_step_size": 2.5 * SCALE}
+    held, free = (sampled(one_weight(), **values, step_jitter=jitter) for jitter in (0.0, 0.5))
+    assert (held.draws == held.draws[:, :1]).all()
+    assert all(len(chain.unique()) > 5 for chain in free.draws)
+
+
 def test_without_the_decision_the_variance_is_wrong():
     """Negative control: the leapfrog conserves p^2/2 + q^2 (1 - e^2/4)/2: variance 1/(1 - e^2/4)."""
     method = sampled(one_weight(), cls=Always, **LONG)
@@ -494,6 +509,10 @@ def test_nuts_without_pyro_is_refused(monkeypatch):
     )
     assert "pip install 'posterior-bench[nuts]'" in refusal(kernel="nuts")
     method_of(kernel="hmc")
+
+
+def test_nuts_refuses_steps_that_vary():
+    assert "--method.step_jitter" in refusal(kernel="nuts", step_jitter=0.1)
 
 
 # ---- the kernel nuts
