@@ -74,6 +74,9 @@ PRESETS: dict[str, dict[str, object]] = {
     "paper": {"weights": 1000, "draws": 1000},
 }
 
+LIMITS = ("kl_limit", "kl_limit_low")
+RESOLVED = 0.2
+"""Nats between the two limits of E_KL up to which they tell as much."""
 PARTS = {"train": (500, 0), "test": (1000, 1)}
 """Part -> number of points and random state."""
 
@@ -121,12 +124,10 @@ class MeanFieldCost(Task):
                 "kl_error": Metric("E_KL: KL from the full Gaussian to its diagonal fit", "nats", 0, np.inf),
                 "kl_floor": Metric("E_KL of as many draws of the diagonal fit", "nats", 0, np.inf),
                 "kl_limit": Metric(
-                    "E_KL of infinitely many draws, from all, their halves and their quarters",
-                    "nats",
-                    -np.inf,
-                    np.inf,
-                    may_be_undefined=True,
+                    "E_KL of infinitely many draws, from all, their halves and their quarters, from above",
+                    *("nats", -np.inf, np.inf, True),
                 ),
+                "kl_limit_low": Metric("the same from below", "nats", -np.inf, np.inf, True),
                 "wasserstein_error": Metric(
                     "E_W: distance of the draws to the diagonal fit less that to the full Gaussian",
                     "weight units",
@@ -151,6 +152,10 @@ class MeanFieldCost(Task):
                     "largest split R-hat of a prediction over all chains", "ratio", 0, np.inf
                 ),
                 "mixed": Metric("1 if both are at most 1.05, else 0", "yes or no", 1, 0),
+                "resolved": Metric(
+                    f"1 if mixed and the two limits of E_KL differ by at most {RESOLVED} nats, else 0",
+                    *("yes or no", 1, 0),
+                ),
             },
             main_metric="kl_error",
             requires=frozenset({"weight_samples"}),
@@ -242,13 +247,15 @@ class MeanFieldCost(Task):
         labels, votes = arrays["labels"], arrays["votes"].astype(np.float64)
         members, draws, weights = arrays["sizes"].tolist()
         (kl, least), (distances, of_floor) = arrays["kl"], arrays["wasserstein"]
-        limit = mean_field.limit(arrays["kl_of_parts"])
-        too_few = Undefined("a quarter of the draws has fewer than two for every weight and bias")
+        low, high = mean_field.limits(arrays["kl_of_parts"])
+        unknown = Undefined("a quarter of the draws has fewer than two for every weight, or no chain moved")
+        limits = {name: unknown if np.isnan(v) else v for name, v in zip(LIMITS, (high, low), strict=True)}
         rhats = {name: float(arrays[name][0]) for name in ("weight_rhat", "prediction_rhat")}
+        mixed = max(rhats.values()) <= RHAT_LIMIT
         return {
             "kl_error": float(kl),
             "kl_floor": float(least),
-            "kl_limit": too_few if np.isnan(limit) else limit,
+            **limits,
             "wasserstein_error": float(distances[1] - distances[0]),
             "wasserstein_floor": float(of_floor[1] - of_floor[0]),
             "accuracy": metrics.accuracy(arrays["probabilities"] > 0.5, labels),
@@ -258,7 +265,8 @@ class MeanFieldCost(Task):
             "heaviest_share": members / draws,
             "draws_per_weight": members / weights,
             **rhats,
-            "mixed": float(max(rhats.values()) <= RHAT_LIMIT),
+            "mixed": float(mixed),
+            "resolved": float(mixed and high - low <= RESOLVED),
         }
 
     @classmethod

@@ -151,13 +151,19 @@ def of_parts(draws: np.ndarray, members: np.ndarray, ridge: float) -> np.ndarray
     return np.array(found)
 
 
-def limit(parts: np.ndarray) -> float:
-    """E_KL of infinitely many draws, from those `of_parts`, in nats; NaN where a part has none.
+def limits(parts: np.ndarray) -> tuple[float, float]:
+    """E_KL of infinitely many draws, from those `of_parts`, from below and above; NaN where a part has none.
 
-    Of N draws E_KL is too large by about a / N + b / N^2, where a and b grow with the correlation of
-    neighbours in a chain; (8 all - 6 halves + quarters) / 3 has neither. It may be below 0, by chance.
+    E_KL of N draws is too large by a series in 1 / N whose coefficients grow with the correlation of
+    neighbours in a chain. Its first two terms alone, (8 all - 6 halves + quarters) / 3, leave the others,
+    which are positive: the upper limit. a / (N - b), which takes all terms for those of a pole, takes away
+    too much: the lower one. Both may be below 0, by chance.
     """
-    return float(parts @ (8, -6, 1) / 3)
+    whole, halves, quarters = parts
+    with np.errstate(divide="ignore", invalid="ignore"):  # of chains that never moved
+        ratio = (quarters - halves) / (halves - whole)
+    pole = (ratio - 2) / (4 * ratio - 2)
+    return float(whole - (halves - whole) * (1 - 2 * pole)), float(parts @ (8, -6, 1) / 3)
 
 
 def _normal(shape: tuple[int, ...], generator: torch.Generator) -> np.ndarray:
