@@ -375,7 +375,13 @@ def finished(depth, seed, value, mixed=1.0, activation="relu"):
     """A run with these errors; floors of 1."""
     task = MeanFieldCost(Settings(depth=depth, activation=activation))
     metrics = dict.fromkeys(task.spec.metrics, 0.5) | {
-        **{"kl_limit": value, "kl_error": value + 1, "wasserstein_error": value / 10, "mixed": mixed},
+        **{
+            "kl_limit": value,
+            "kl_limit_low": value - 0.1,
+            "kl_error": value + 1,
+            "wasserstein_error": value / 10,
+            "mixed": mixed,
+        },
         **{"kl_floor": 1.0, "wasserstein_floor": 0.1},
     }
     identity = f"mean_field_cost+depth={depth},activation={activation}"

@@ -6,8 +6,8 @@ A line is one activation (of one method, under otherwise equal settings), a cell
 runs are the restarts. Chains that leave the posterior invariant may be longer in one cell than in another:
 once they have mixed, their draws are of the same distribution. A cell of which a restart has not mixed is
 shown, marked, and enters neither a curve nor a difference: to leave out the restart alone would choose runs
-by what came out. Curves and differences of E_KL are of infinitely many draws (`kl_limit`): chains of deep
-networks move slowly, and few draws of any posterior seem to be correlated.
+by what came out. Curves and differences of E_KL are of infinitely many draws, from above (`kl_limit`):
+chains of deep networks move slowly, and few draws of any posterior seem to be correlated.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from bench.comparison import Comparison, FinishedRun, by_task
 from bench.figures import COLOURS, titled
 
 ERRORS = {
-    "kl": ("E_KL", "nats", ("limit", "error", "floor")),
+    "kl": ("E_KL", "nats", ("limit", "limit_low", "error", "floor")),
     "wasserstein": ("E_W", "weight units", ("error", "floor")),
 }
 """Of either error what tables call it, its unit, and its kinds, of which the first tells what depth does."""
 HEADER = (
-    *("line", "hidden layers", "restarts", "of them mixed", "E_KL, nats", "of the draws", "floor"),
-    *("E_W", "floor", "draws per weight", "components", "accuracy", "accuracy of a draw", "acceptance"),
+    *("line", "hidden layers", "restarts", "of them mixed"),
+    *("E_KL, nats", "from below", "of the draws", "floor", "E_W", "floor"),
+    *("draws per weight", "components", "accuracy", "accuracy of a draw", "acceptance"),
 )
 KINDS = {
     "limit": "infinitely many draws of the posterior",
+    "limit_low": "the same from below",
     "error": "draws of the posterior",
     "floor": "floor: as many independent draws of the diagonal fit",
 }
@@ -161,7 +163,9 @@ def chart(lines: Mapping[str, Depths], error: str) -> Any:
                 values.append({"line": line, "depth": depth, "kind": KINDS[kind], "state": state, **limits})
     colours = alt.Scale(domain=list(lines), range=[COLOURS[i % len(COLOURS)] for i in range(len(lines))])
     stroke = alt.Stroke("line:N", title=None, scale=colours, legend=alt.Legend(symbolType="stroke"))
-    dashes = alt.Scale(domain=[KINDS[kind] for kind in kinds], range=[[1, 0], [4, 4], [1, 3]][: len(kinds)])
+    dashes = alt.Scale(
+        domain=[KINDS[kind] for kind in kinds], range=[[1, 0], [4, 4], [1, 3], [8, 2, 2, 2]][: len(kinds)]
+    )
     dash = alt.StrokeDash("kind:N", title=None, scale=dashes)
     shape = alt.Shape("state:N", title=None, scale=alt.Scale(domain=STATES, range=["circle", "cross"]))
     # A KL is above 0, and of depths that have not mixed it may be a thousand times that of the others.
