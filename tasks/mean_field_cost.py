@@ -75,7 +75,7 @@ PRESETS: dict[str, dict[str, object]] = {
 }
 
 LIMITS = ("kl_limit", "kl_limit_low")
-RESOLVED = 0.2
+RESOLVED = 0.25
 """Nats between the two limits of E_KL up to which they tell as much."""
 PARTS = {"train": (500, 0), "test": (1000, 1)}
 """Part -> number of points and random state."""
