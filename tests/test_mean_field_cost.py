@@ -267,7 +267,7 @@ def test_limit_of_too_few_draws_is_undefined():
     """A quarter of 4 x 30 draws has 30, and 17 weights need 34."""
     draws = draws_of(np.eye(17), 120).reshape(4, 30, 17)
     parts, *limits = limit_of(draws)
-    assert np.isnan(parts).tolist() == [False, False, True]
+    assert len(parts) == 2
     assert np.isnan(limits).all()
 
 

@@ -132,7 +132,7 @@ def estimate(draws: np.ndarray, ridge: float) -> np.ndarray:
 
 
 def of_parts(draws: np.ndarray, members: np.ndarray, ridge: float) -> np.ndarray:
-    """E_KL of all draws, in the mean of their two halves, and in that of their four quarters: `[3]`, in nats.
+    """E_KL of all draws, in the mean of their two halves, and in that of their four quarters, in nats.
 
     Args:
         draws: Chain after chain, `[C, N, d]`; a part is the same stretch of every chain.
@@ -140,25 +140,28 @@ def of_parts(draws: np.ndarray, members: np.ndarray, ridge: float) -> np.ndarray
         ridge: Added to the diagonal of every covariance.
 
     Returns:
-        NaN where a part has fewer than two draws per weight, whose covariance tells nothing.
+        `[3]`, or fewer: parts of fewer than two draws per weight, whose covariance tells nothing, have none.
     """
-    found = []
+    found: list[float] = []
     for count in (1, 2, 4):
         stretches = (np.array_split(of, count, axis=1) for of in (draws, members))
         parts = [part[own] for part, own in zip(*stretches, strict=True)]
-        enough = min(map(len, parts)) >= 2 * draws.shape[2]
-        found.append(np.mean([kl_error(estimate(p, ridge)) for p in parts]) if enough else np.nan)
+        if min(map(len, parts)) < 2 * draws.shape[2]:
+            break
+        found.append(float(np.mean([kl_error(estimate(part, ridge)) for part in parts])))
     return np.array(found)
 
 
 def limits(parts: np.ndarray) -> tuple[float, float]:
-    """E_KL of infinitely many draws, from those `of_parts`, from below and above; NaN where a part has none.
+    """E_KL of infinitely many draws, from those `of_parts`, from below and above; NaN without quarters.
 
     E_KL of N draws is too large by a series in 1 / N whose coefficients grow with the correlation of
     neighbours in a chain. Its first two terms alone, (8 all - 6 halves + quarters) / 3, leave the others,
     which are positive: the upper limit. a / (N - b), which takes all terms for those of a pole, takes away
     too much: the lower one. Both may be below 0, by chance.
     """
+    if len(parts) < 3:
+        return np.nan, np.nan
     whole, halves, quarters = parts
     with np.errstate(divide="ignore", invalid="ignore"):  # of chains that never moved
         ratio = (quarters - halves) / (halves - whole)
