@@ -25,7 +25,8 @@ by default: ours are 1000 other points of the same curves.
 What would mislead: 1000 draws cannot tell a covariance of 1000 weights. It has rank 999 at most, and E_KL is
 then set by the ridge (10^-6, scikit-learn's default) and by BIC, which splits even draws of one Gaussian:
 read E_KL beside `kl_floor`, and take a difference for geometry only where `draws_per_weight` is 20 or more.
-The floor has independent draws, and those of a chain are not: they tell less than their number. E_W may be
+The floor has independent draws, and those of a chain are not: they tell less than their number, which the
+limits of infinitely many draws allow for (`kl_limit` from above, `kl_limit_low` from below). E_W may be
 negative: draws of one Gaussian of many weights lie about the root of 2 tr Sigma apart, those of a narrower
 one, such as the diagonal fit, are nearer.
 """

@@ -44,6 +44,7 @@ from bench.contract import (
 )
 from bench.data import array_digest
 from bench.settings import Count, settings
+from bench.studies import normals
 
 NAMES: dict[str, dict[str, object]] = {"sine_regression": {}}
 
@@ -143,10 +144,8 @@ class SineRegression(Task):
         # An ensemble has more draws than asked for, member after member: every member keeps its share.
         size = min(self.settings.test_samples, len(found.mean))
         rows = torch.linspace(0, len(found.mean) - 1, size).round().long()
-        variances = found.variance[rows, :, 0]
-        if (variances == variances[0, 0]).all():  # no more than the observation noise, as in most methods
-            variances = variances[:1, :1]
-        return {"means": found.mean[rows, :, 0].half().numpy(), "variances": variances.float().numpy()}
+        means, variances = normals.stored(found.mean[rows, :, 0], found.variance[rows, :, 0])
+        return {"means": means, "variances": normals.once(variances)}
 
     def targets(self) -> Arrays:
         """Observations of the test points `[1000]`."""
@@ -156,13 +155,13 @@ class SineRegression(Task):
 
     def score(self, arrays: Arrays) -> Metrics:
         """NLL of the mixture over the draws; error and spread of the function."""
-        means = torch.from_numpy(arrays["means"].astype(np.float64))
-        variances = torch.from_numpy(arrays["variances"].astype(np.float64)).expand_as(means)
-        at_test = predictions.Gaussian(means[:, len(GRID) :, None], variances[:, len(GRID) :, None])
-        targets = torch.from_numpy(arrays["targets"].astype(np.float64))
+        means, sigma = arrays["means"].astype(np.float64), np.sqrt(arrays["variances"].astype(np.float64))
+        tested = means[:, len(GRID) :]
+        sigma = np.broadcast_to(sigma, means.shape)[:, len(GRID) :]
+        log_density = normals.log_density(tested, sigma, arrays["targets"].astype(np.float64))
         mean, sd = function(arrays)
         return {
-            "test_nll": float(-at_test.log_score(targets[:, None]).mean()),
+            "test_nll": float(-log_density.mean()),
             "rmse": float(np.sqrt(np.square(mean - sine(GRID)).mean())),
             "sd": float(sd.mean()),
         }
