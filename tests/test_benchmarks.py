@@ -17,6 +17,7 @@ from torch import nn
 
 from bench import cli, networks
 from bench.plan import Plan
+from bench.tasks import shift
 from bench.tasks.uci_regression import Settings, UCIRegression
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
@@ -26,7 +27,7 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 def scripts():
     """The modules of the folder, which import each other by their plain names."""
     sys.path.insert(0, str(BENCHMARKS))
-    names = ("contenders", "memory", "peers", "gpu", "forecast", "trajectory", "passes", "anchors")
+    names = ("contenders", "memory", "peers", "gpu", "forecast", "trajectory", "passes", "anchors", "bare_loop")
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     sys.path.remove(str(BENCHMARKS))
 
@@ -287,3 +288,30 @@ def test_committed_anchors_are_what_the_script_finds(scripts):
     assert found["splits"] == pytest.approx(committed["Bayesian linear regression"]["splits"][:2], abs=1e-4)
     alone = scripts.anchors.scores(task, lambda inputs: MeanOfWhatItSaw())
     assert min(np.mean(of["splits"][:2]) for of in committed.values()) > np.mean(alone["splits"]) + 0.2
+
+
+# ---- the bare loop
+
+
+def test_the_bare_loop_scores_as_the_task_does(scripts, tmp_path, monkeypatch):
+    """A network that says the same of every image: its scores are those of its class, by counting."""
+    task = shift.Shift(shift.Settings(dataset="digits", num_train=64, epochs=1, test_images=20))
+    constant = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    nn.init.zeros_(constant[1].weight)
+    with torch.no_grad():
+        constant[1].bias.copy_(torch.arange(10.0))
+    found = scripts.bare_loop.scores(task, constant)
+    labels = task.targets()["labels"].astype(int)
+    by_hand = np.mean(np.log(np.exp(np.arange(10.0)).sum()) - labels)
+    assert found["nll"] == pytest.approx(by_hand) == found["nll_clean"]
+    assert found["accuracy"] == pytest.approx(np.mean(labels == 9)) == found["accuracy_clean"]
+
+
+def test_the_bare_loop_learns(scripts):
+    """Sixty-four digits, over and over; the control has one step."""
+    losses = []
+    for epochs in (1, 30):
+        task = shift.Shift(shift.Settings(dataset="digits", num_train=64, epochs=epochs, test_images=1))
+        inputs, labels = task.examples("train").tensors
+        losses.append(float(scripts.bare_loop.loss_and_hits(scripts.bare_loop.fit(task, 0), inputs, labels)[0]))
+    assert losses[1] < losses[0] / 2

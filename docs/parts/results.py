@@ -23,7 +23,7 @@ from parts.evidence import (
 )
 
 from bench.diagnostics import mixed
-from bench.intervals import differences, student
+from bench.intervals import Moments, differences, student, welch
 from bench.leaderboard import ranking
 from bench.registry import methods
 
@@ -31,6 +31,9 @@ PASSES = ROOT / "benchmarks" / "passes.json"
 
 
 ANCHORS = ROOT / "benchmarks" / "anchors.json"
+
+
+BARE_LOOP = ROOT / "benchmarks" / "bare_loop.json"
 
 
 SHIFTED = [
@@ -137,6 +140,18 @@ def against(task: str, baseline: str = "map") -> str:
     return or_none(["method", *(f"`{name}`" for name in names)], rows)
 
 
+def bare_loop() -> str:
+    """`map` beside a loop in plain torch; both have seeds of their own, and share nothing else by chance."""
+    rows = []
+    for task, seeds in json.loads(BARE_LOOP.read_text())["tasks"].items():
+        runs = [r.metrics for t, m, group in groups(task) if (t, m) == (task, "map") for _, r in group]
+        for name in seeds[0]:
+            plain, ours = ([of[name] for of in found] for found in (seeds, runs))
+            apart = f"{welch(Moments.of(ours), Moments.of(plain)):.2g}"
+            rows.append([f"`{task}`", f"`{name}`", interval(ours), interval(plain), apart])
+    return table(["task", "", "`map`", "bare loop", "`map` less the bare loop"], rows)
+
+
 def chains(task: str) -> str:
     """What the committed runs of samplers say of themselves; unmixed ones are no reference."""
     names = ["acceptance", "step_size", "divergences", "weight_rhat", "weight_ess"]
@@ -228,7 +243,9 @@ PARTS: dict[str, Part] = {
     "results ood_digits": lambda: results_if_any("ood_digits"),
     "results shift_digits": lambda: results_if_any("shift_digits"),
     "against shift_digits": lambda: against("shift_digits"),
+    "bare loop": bare_loop,
     "results shift_fashion_mnist": lambda: results_if_any("shift_fashion_mnist"),
+    "against shift_fashion_mnist": lambda: against("shift_fashion_mnist"),
     "results shift_cifar10": lambda: results_if_any("shift_cifar10"),
     "regressions diabetes_regression": lambda: regressions("diabetes_regression"),
     "questions": questions,
