@@ -78,7 +78,9 @@ def main() -> None:
     parser.add_argument("task", help="of tasks/shift.py")
     parser.add_argument("--seeds", type=int, default=3, help="how many: 0, 1, ...")
     parser.add_argument("--data-dir", help="folder of data sets")
-    parser.add_argument("--json", type=Path, help="file that the seeds are added to (benchmarks/bare_loop.json)")
+    parser.add_argument(
+        "--json", type=Path, help="file that the seeds are added to (benchmarks/bare_loop.json)"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     entry = registry.task(options.task)

@@ -27,7 +27,17 @@ BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 def scripts():
     """The modules of the folder, which import each other by their plain names."""
     sys.path.insert(0, str(BENCHMARKS))
-    names = ("contenders", "memory", "peers", "gpu", "forecast", "trajectory", "passes", "anchors", "bare_loop")
+    names = (
+        "contenders",
+        "memory",
+        "peers",
+        "gpu",
+        "forecast",
+        "trajectory",
+        "passes",
+        "anchors",
+        "bare_loop",
+    )
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     sys.path.remove(str(BENCHMARKS))
 
@@ -313,5 +323,7 @@ def test_the_bare_loop_learns(scripts):
     for epochs in (1, 30):
         task = shift.Shift(shift.Settings(dataset="digits", num_train=64, epochs=epochs, test_images=1))
         inputs, labels = task.examples("train").tensors
-        losses.append(float(scripts.bare_loop.loss_and_hits(scripts.bare_loop.fit(task, 0), inputs, labels)[0]))
+        losses.append(
+            float(scripts.bare_loop.loss_and_hits(scripts.bare_loop.fit(task, 0), inputs, labels)[0])
+        )
     assert losses[1] < losses[0] / 2
