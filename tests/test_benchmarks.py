@@ -303,7 +303,7 @@ def test_committed_anchors_are_what_the_script_finds(scripts):
 # ---- the bare loop
 
 
-def test_the_bare_loop_scores_as_the_task_does(scripts, tmp_path, monkeypatch):
+def test_the_bare_loop_scores_as_the_task_does(scripts):
     """A network that says the same of every image: its scores are those of its class, by counting."""
     task = shift.Shift(shift.Settings(dataset="digits", num_train=64, epochs=1, test_images=20))
     constant = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))

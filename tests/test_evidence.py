@@ -333,6 +333,8 @@ def test_what_is_fitted_on_held_out_clothes_holds_for_clean_ones_alone():
     """Points 2 and 3."""
     covered = [np.mean([m["conformal_coverage_clean"] for m in clothed(method)]) for method in CLOTHES]
     assert 0.88 < min(covered) < max(covered) < 0.92
+    shaken = [np.mean([m["conformal_coverage"] for m in clothed(method)]) for method in CLOTHES]
+    assert 0.76 < min(shaken) < max(shaken) < 0.87
     runs = [metrics for method in CLOTHES for metrics in clothed(method)]
     blunter = [m for m in runs if m["temperature"] > 1]
     assert (len(runs), len(blunter)) == (45, 5)
@@ -353,22 +355,28 @@ def test_digits_look_less_foreign_to_a_network_of_clothes_than_clothes_do():
 BARE = json.loads((Path(__file__).parent.parent / "benchmarks" / "bare_loop.json").read_text())["tasks"]
 
 
-@pytest.mark.parametrize("task", BARE)
-def test_the_deterministic_row_is_that_of_a_bare_loop(task):
-    """Within Welch's interval; the control is `mc_dropout`, which is another method and found apart.
+def apart(task, method, name):
+    """A method less the bare loop, by Welch's interval of all seeds of both."""
+    ours = shifted(method, task, 5 if task == "shift_digits" else 3)
+    return welch(Moments.of([m[name] for m in ours]), Moments.of([of[name] for of in BARE[task]]))
 
-    Four metrics, which go together in pairs: by chance alone a task fails for 5 to 20% of all choices of
-    seeds. Those here are fixed.
+
+def test_map_is_the_bare_loop_but_for_one_number():
+    """The control is `mc_dropout`, another method, which is found apart.
+
+    Metrics go together in pairs: by chance alone this fails for 10 to 35% of all choices of seeds. These are
+    fixed.
     """
-
-    def apart(method, name):
-        seeds = range(len(BARE[task]))
-        ours = [read_record(directory_of(task, method, seed)).metrics[name] for seed in seeds]
-        return welch(Moments.of(ours), Moments.of([of[name] for of in BARE[task]]))
-
-    for name in BARE[task][0]:
-        assert apart("map", name).low < 0 < apart("map", name).high, name
-    assert apart("mc_dropout", "nll").low > 0
+    different = []
+    for task, seeds in BARE.items():
+        different += [
+            (task, name)
+            for name in seeds[0]
+            if not apart(task, "map", name).low < 0 < apart(task, "map", name).high
+        ]
+        assert apart(task, "mc_dropout", "nll").low > 0
+    assert different == [("shift_fashion_mnist", "nll")]
+    assert apart("shift_fashion_mnist", "map", "nll").low > 0  # docs/tasks/shift.md calls it open
 
 
 # ---- posteriors of other libraries (docs/entering-a-library.md)

@@ -11,6 +11,7 @@ from parts.evidence import (
     ROOT,
     Drawing,
     Part,
+    by_seed,
     finished,
     finished_runs,
     footer,
@@ -144,7 +145,7 @@ def bare_loop() -> str:
     """`map` beside a loop in plain torch; both have seeds of their own, and share nothing else by chance."""
     rows = []
     for task, seeds in json.loads(BARE_LOOP.read_text())["tasks"].items():
-        runs = [r.metrics for t, m, group in groups(task) if (t, m) == (task, "map") for _, r in group]
+        runs = [record.metrics for _, record in by_seed(task, "map").values()]
         for name in seeds[0]:
             plain, ours = ([of[name] for of in found] for found in (seeds, runs))
             apart = f"{welch(Moments.of(ours), Moments.of(plain)):.2g}"
