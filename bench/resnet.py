@@ -15,6 +15,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from bench.networks import Dropout, he_initialise, nearest_channels
 
@@ -59,7 +60,9 @@ class ThresholdedLinear(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """max(x, tau)."""
-        return torch.maximum(inputs, self.threshold[:, None, None])
+        # As relu(x - tau) + tau: the gradient of torch's maximum takes several times as long.
+        threshold = self.threshold[:, None, None]
+        return functional.relu(inputs - threshold) + threshold
 
 
 class Bottleneck(nn.Module):
