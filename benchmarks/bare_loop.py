@@ -1,10 +1,12 @@
-"""What `map` has on a shift task, found again by a loop in plain torch: its own batches, loss and scores.
+"""Whether `map` on a shift task is what plain torch gives: a loop with steps, loss and scores of its own.
 
-    python benchmarks/bare_loop.py shift_digits [--seeds 3] [--json FILE]
+    python benchmarks/bare_loop.py shift_digits [--draws torch] [--seeds 3] [--json FILE]
 
 The loop takes from the suite the network, the images and their corruptions. Fit and scores are written out
-here: Adam, cross-entropy plus the prior's squared weights, whole epochs in a new order. Numbers of a seed
-cannot agree with those of `map`, whose batches and initial weights are others; means over the seeds must.
+here: Adam, cross-entropy plus the prior's squared weights, whole epochs. With the draws of `map` it starts
+from the weights of `map` at the same seed and takes its batches, so that seed by seed only rounding may tell
+the two apart. With those of torch it draws both itself: means over seeds say whether the suite's draws are
+as good.
 
 With --json a task's seeds are kept beside those of other tasks. `docs/tasks/shift.md` compares them.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,8 @@ from timing import print_table, write
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench import corruptions, registry
+from bench import corruptions, randomness, registry
+from bench.batches import batches
 from bench.settings import build
 from bench.studies.pictures import normalised
 
@@ -29,22 +33,53 @@ LEARNING_RATE = 1e-3
 """That of `map`."""
 
 
-def fit(task: Any, seed: int) -> nn.Module:
-    """A network fitted to the training images of a task of `tasks/shift.py`."""
+def drawn_by_map(task: Any, seed: int) -> tuple[nn.Module, Iterator[Tensor]]:
+    """The network before the fit of `map`, and the rows of its batches, epoch by epoch."""
+    entry, problem, own = registry.method("map"), task.problem(), task.settings
+    with randomness.seeded(seed, "initialise", "fit", 0):
+        network = entry.cls.made_for(problem, build(entry.cls.settings_class, entry.fixed, "method")).network
+    shuffle = randomness.derive(seed, "shuffle", "fit", 0)
+    order = batches(problem.train, own.batch_size, shuffle, draws=own.num_train)
+
+    def rows() -> Iterator[Tensor]:
+        for epoch in range(own.epochs):
+            order.set_epoch(epoch)
+            yield from (order.order() % order.size).split(own.batch_size)
+
+    return network, rows()
+
+
+def drawn_by_torch(task: Any, seed: int) -> tuple[nn.Module, Iterator[Tensor]]:
+    """A new network, and rows of batches in orders that follow from the same global seed."""
     torch.manual_seed(seed)
-    network = task.problem().network().to(memory_format=torch.channels_last)
+    own, problem = task.settings, task.problem()
+    network, size = problem.network(), len(problem.train)
+
+    def rows() -> Iterator[Tensor]:
+        drawn = own.num_train or size
+        for _ in range(own.epochs):
+            orders = [torch.randperm(size) for _ in range(-(-drawn // size))]
+            yield from torch.cat(orders)[:drawn].split(own.batch_size)
+
+    return network, rows()
+
+
+DRAWS = {"map": drawn_by_map, "torch": drawn_by_torch}
+
+
+def fit(task: Any, draws: str, seed: int) -> nn.Module:
+    """A network fitted to the training images of a task of `tasks/shift.py`."""
+    network, order = DRAWS[draws](task, seed)
+    network = network.to(memory_format=torch.channels_last)
     inputs, labels = task.examples("train").tensors
     optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE)
-    drawn = task.settings.num_train or len(labels)
-    for epoch in range(task.settings.epochs):
-        orders = [torch.randperm(len(labels)) for _ in range(-(-drawn // len(labels)))]
-        for rows in torch.cat(orders)[:drawn].split(task.settings.batch_size):
-            squares = sum(weight.square().sum() for weight in network.parameters())
-            loss = functional.cross_entropy(network(inputs[rows]), labels[rows]) + squares / (2 * len(labels))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        print(f"seed {seed}, epoch {epoch + 1} of {task.settings.epochs}: {loss.item():.4f}", flush=True)
+    for rows in order:
+        squares = sum(weight.square().sum() for weight in network.parameters())
+        loss = functional.cross_entropy(network(inputs[rows]), labels[rows]) + squares / (2 * len(labels))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    print(f"seed {seed}: the last batch has a loss of {loss.item():.4f}", flush=True)
     return network.eval()
 
 
@@ -76,6 +111,7 @@ def scores(task: Any, network: nn.Module) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("task", help="of tasks/shift.py")
+    parser.add_argument("--draws", choices=DRAWS, default="map", help="of initial weights and batches")
     parser.add_argument("--seeds", type=int, default=3, help="how many: 0, 1, ...")
     parser.add_argument("--data-dir", help="folder of data sets")
     parser.add_argument(
@@ -85,11 +121,12 @@ def main() -> None:
     torch.set_num_threads(1)
     entry = registry.task(options.task)
     task = entry.cls(build(entry.cls.settings_class, entry.fixed, "task"), options.data_dir)
-    found = [scores(task, fit(task, seed)) for seed in range(options.seeds)]
+    found = [scores(task, fit(task, options.draws, seed)) for seed in range(options.seeds)]
     print_table(found)
     if options.json:
         known = json.loads(options.json.read_text())["tasks"] if options.json.exists() else {}
-        write(options.json, {"tasks": known | {options.task: found}})
+        own = known.get(options.task, {}) | {options.draws: found}
+        write(options.json, {"tasks": known | {options.task: own}})
 
 
 if __name__ == "__main__":

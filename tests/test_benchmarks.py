@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,9 +15,14 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import TensorDataset
 
-from bench import cli, networks
+from bench import cli, networks, priors, registry
+from bench.contract import Budget
+from bench.engine import Engine
 from bench.plan import Plan
+from bench.settings import build
+from bench.studies import pictures
 from bench.tasks import shift
 from bench.tasks.uci_regression import Settings, UCIRegression
 
@@ -317,6 +323,53 @@ def test_the_bare_loop_scores_as_the_task_does(scripts):
     assert found["accuracy"] == pytest.approx(np.mean(labels == 9)) == found["accuracy_clean"]
 
 
+@torch.no_grad()
+def distance(first, second):
+    """Euclidean, of all weights of two networks."""
+    pairs = zip(first.parameters(), second.parameters(), strict=True)
+    return float(sum((p - q).square().sum() for p, q in pairs).sqrt())
+
+
+@pytest.fixture
+def in_float64(monkeypatch):
+    """Networks and images of 64-bit numbers."""
+    before = torch.get_default_dtype()
+    monkeypatch.setattr(
+        pictures, "normalised", lambda levels, mean, std: (levels.double() / 255 - mean) / std
+    )
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("network", ["small_cnn", "resnet20"])
+def test_map_is_the_bare_loop_to_the_last_digit(scripts, in_float64, network):
+    """Same weights before the fit, same batches: what is left is the order of sums.
+
+    Controls are what an engine may do wrong: a prior left out or counted twice, a larger step, other batches.
+    """
+    small = {"num_train": 300, "channels": 4, "epochs": 3, "test_images": 1}
+    task = shift.Shift(shift.Settings(dataset="digits", network=network, **small))
+    own, problem = task.settings, task.problem()
+
+    def fitted(problem, **changed):
+        settings = build(registry.method("map").cls.settings_class, changed, "method")
+        engine = Engine(registry.method("map").cls, settings, 0)
+        engine.stage("fit")
+        return engine.fit(problem, Budget(own.epochs, own.batch_size, draws=own.num_train)).network
+
+    loop, (start, _) = scripts.bare_loop.fit(task, "map", 0), scripts.bare_loop.drawn_by_map(task, 0)
+    way = distance(start, loop)
+    assert distance(fitted(problem), loop) < 1e-12 * way
+    cheats = [
+        fitted(replace(problem, prior=priors.normal(0, 1e6))),
+        fitted(replace(problem, num_train=problem.num_train // 2)),
+        fitted(problem, learning_rate=1.001e-3),
+        fitted(replace(problem, train=TensorDataset(*(t.flip(0) for t in problem.train.tensors)))),
+    ]
+    assert min(distance(cheat, loop) for cheat in cheats) > 1e-4 * way
+
+
 def test_the_bare_loop_learns(scripts):
     """Sixty-four digits, over and over; the control has one step."""
     losses = []
@@ -324,6 +377,6 @@ def test_the_bare_loop_learns(scripts):
         task = shift.Shift(shift.Settings(dataset="digits", num_train=64, epochs=epochs, test_images=1))
         inputs, labels = task.examples("train").tensors
         losses.append(
-            float(scripts.bare_loop.loss_and_hits(scripts.bare_loop.fit(task, 0), inputs, labels)[0])
+            float(scripts.bare_loop.loss_and_hits(scripts.bare_loop.fit(task, "torch", 0), inputs, labels)[0])
         )
     assert losses[1] < losses[0] / 2

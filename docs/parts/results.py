@@ -142,15 +142,24 @@ def against(task: str, baseline: str = "map") -> str:
 
 
 def bare_loop() -> str:
-    """`map` beside a loop in plain torch; both have seeds of their own, and share nothing else by chance."""
+    """`map` beside a loop in plain torch: with the same draws seed by seed, and its draws beside torch's."""
     rows = []
-    for task, seeds in json.loads(BARE_LOOP.read_text())["tasks"].items():
-        runs = [record.metrics for _, record in by_seed(task, "map").values()]
-        for name in seeds[0]:
-            plain, ours = ([of[name] for of in found] for found in (seeds, runs))
-            apart = f"{welch(Moments.of(ours), Moments.of(plain)):.2g}"
-            rows.append([f"`{task}`", f"`{name}`", interval(ours), interval(plain), apart])
-    return table(["task", "", "`map`", "bare loop", "`map` less the bare loop"], rows)
+    for task, loops in json.loads(BARE_LOOP.read_text())["tasks"].items():
+        runs, same = by_seed(task, "map"), loops["map"]
+        for name in same[0]:
+            ours = {seed: record.metrics[name] for seed, (_, record) in runs.items() if seed < len(same)}
+            paired = student([value - same[seed][name] for seed, value in ours.items()])
+            row = [f"`{task}`", f"`{name}`", interval([*ours.values()]), f"{paired:.2g}"]
+            drawn = {draws: [of[name] for of in found] for draws, found in loops.items()}
+            if "torch" in drawn:
+                row += [
+                    interval(drawn["map"]),
+                    interval(drawn["torch"]),
+                    f"{welch(Moments.of(drawn['map']), Moments.of(drawn['torch'])):.2g}",
+                ]
+            rows.append(row + ["not run"] * (7 - len(row)))
+    head = ["task", "", "`map`", "`map` less the loop, same draws"]
+    return table([*head, "loop, draws of `map`", "loop, draws of torch", "one less the other"], rows)
 
 
 def chains(task: str) -> str:
