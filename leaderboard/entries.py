@@ -20,6 +20,7 @@ from bench import registry
 from bench.contract import Task
 from bench.errors import UsageError
 from bench.files import write_all, writing
+from bench.leaderboard.scoring import same
 from bench.leaderboard.store import run_arrays
 from bench.leaderboard.submission import OURS, SUBMISSIONS, run_name
 from bench.records import Record, read_curves, read_record, split_metrics
@@ -172,13 +173,9 @@ def _spec(run: Path, record: Record) -> Spec:
 
 
 def agree(first: Mapping[str, float | None], second: Mapping[str, float | None]) -> bool:
-    """Whether metrics are the same numbers but for the last bits, which differ between processors.
-
-    A difference, such as a bias near 0, has lost those of the numbers that it is a difference of.
-    """
+    """Whether metrics are the same numbers but for what processors differ by (`scoring.same`)."""
     return first.keys() == second.keys() and all(
-        a is b is None
-        or (a is not None and b is not None and math.isclose(a, b, rel_tol=1e-12, abs_tol=1e-13))
+        a is b is None or (a is not None and b is not None and same(a, b))
         for a, b in zip(first.values(), (second[name] for name in first), strict=True)
     )
 

@@ -5,8 +5,8 @@ nothing of a submission is executed. The method is a label that nobody looks up.
 
 Tolerances. Log-probabilities are stored as float16, whose rounding moves the sum of ten probabilities by at
 most 1.1e-3: 2e-3 is allowed. Scores are computed in float64 from what is stored, and differ between
-processors in the order of a sum: a claim may be off by 1e-9 of the number, or by 1e-12. Both are far below
-what one example moves.
+processors in the order of a sum, and a fitted temperature by what its search leaves open: a claim may be off
+by 1e-9 of the number, or by 1e-12. Both are far below what one example moves.
 """
 
 from __future__ import annotations
