@@ -355,6 +355,19 @@ def test_digits_look_less_foreign_to_a_network_of_clothes_than_clothes_do():
     assert sorted(found, key=found.get)[-2:] == ["mc_dropout", "sngp"]
 
 
+def test_a_plain_network_is_overconfident_on_cifar10():
+    """One run on all training images, three on 10,000; and its accuracy beside what was expected."""
+    everything = "shift_cifar10+num_train=null,epochs=30,test_images=4000"
+    (whole,) = (record.metrics for _, record in committed() if record.task.identity == everything)
+    for m in [whole, *shifted("map", "shift_cifar10", 3)]:
+        assert m["temperature"] > 1
+        assert m["nll_clean_scaled"] < m["nll_clean"]
+        assert m["nll_scaled"] < m["nll"]
+    low, high = stats.binomtest(round(4000 * whole["accuracy_clean"]), 4000).proportion_ci(method="wilson")
+    assert 0.717 < low < high < 0.75
+    assert (round(whole["temperature"], 1), round(whole["nll_scaled"], 2)) == (2.3, 1.15)
+
+
 SEEDS = {"shift_digits": 5, "shift_fashion_mnist": 3}
 ROUNDING = 0.003
 """The most that 1,580 steps make of it, in nats or as a fraction."""
