@@ -368,8 +368,8 @@ def test_a_plain_network_is_overconfident_on_cifar10():
     assert (round(whole["temperature"], 1), round(whole["nll_scaled"], 2)) == (2.3, 1.15)
 
 
-SEEDS = {"shift_digits": 5, "shift_fashion_mnist": 3}
-ROUNDING = 0.003
+SEEDS = {"shift_digits": 5, "shift_fashion_mnist": 3, "shift_cifar10": 3}
+ROUNDING = {"shift_digits": 0.003, "shift_fashion_mnist": 0.003, "shift_cifar10": 0.03}
 """The most that 1,580 steps make of it, in nats or as a fraction."""
 BARE = json.loads((Path(__file__).parent.parent / "benchmarks" / "bare_loop.json").read_text())["tasks"]
 
@@ -380,8 +380,9 @@ def test_map_is_the_bare_loop_but_for_rounding():
         for number, metrics in enumerate(shifted("map", task, min(len(loops["map"]), SEEDS[task]))):
             same, other = loops["map"][number], loops["map"][number - 1]
             for name, loop in same.items():
-                assert abs(metrics[name] - loop) < ROUNDING, (task, number, name)
-            assert max(abs(metrics[name] - other[name]) for name in other) > 2 * ROUNDING
+                assert abs(metrics[name] - loop) < ROUNDING[task], (task, number, name)
+            if other is not same:
+                assert max(abs(metrics[name] - other[name]) for name in other) > 2 * ROUNDING[task]
 
 
 def test_the_draws_of_map_are_as_good_as_those_of_torch():
