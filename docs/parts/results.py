@@ -149,14 +149,12 @@ def bare_loop() -> str:
         for name in same[0]:
             ours = {seed: record.metrics[name] for seed, (_, record) in runs.items() if seed < len(same)}
             paired = student([value - same[seed][name] for seed, value in ours.items()])
-            row = [f"`{task}`", f"`{name}`", interval([*ours.values()]), f"{paired:.2g}"]
             drawn = {draws: [of[name] for of in found] for draws, found in loops.items()}
+            means = [interval([*ours.values()]), f"{paired:.2g}", interval(drawn["map"])]
+            row = [f"`{task}`", f"`{name}`", *means]
             if "torch" in drawn:
-                row += [
-                    interval(drawn["map"]),
-                    interval(drawn["torch"]),
-                    f"{welch(Moments.of(drawn['map']), Moments.of(drawn['torch'])):.2g}",
-                ]
+                apart = welch(Moments.of(drawn["map"]), Moments.of(drawn["torch"]))
+                row += [interval(drawn["torch"]), f"{apart:.2g}"]
             rows.append(row + ["not run"] * (7 - len(row)))
     head = ["task", "", "`map`", "`map` less the loop, same draws"]
     return table([*head, "loop, draws of `map`", "loop, draws of torch", "one less the other"], rows)
