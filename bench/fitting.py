@@ -241,7 +241,7 @@ class Fits:
         if not stacked.fit_together([job.method for job in jobs], [job.budget for job in jobs]):
             return None
         first = jobs[0]
-        side_by_side = stacked.Stacked([job.method for job in jobs], first.part.stage)
+        side_by_side = stacked.Stacked([job.method for job in jobs], first.part.stage, first.budget.patience)
         path = first.path and first.path.with_suffix(".stacked")
         tell = partial(self.tell, number=first.part.count)
         watch = Watch(first.part.stage, tell, path, self.seconds, copies=len(jobs))
@@ -254,7 +254,9 @@ class Fits:
             if job.method.diverged is None:
                 with _marked(job.method):
                     job.method.finish_fit(job.everything)
-        fitted = [self._finish(job, watch.steps, seconds) for job in jobs]
+        counted = zip(jobs, side_by_side.stopped, strict=True)  # what has stopped ended with its history
+        steps = [len(job.method.history) * len(loader) if ended else watch.steps for job, ended in counted]
+        fitted = [self._finish(job, count, seconds) for job, count in zip(jobs, steps, strict=True)]
         watch.forget()
         return fitted
 

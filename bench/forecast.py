@@ -28,6 +28,7 @@ from bench.fitting import Fits
 from bench.plan import Plan
 from bench.predictions import Prediction
 from bench.spreading import Part
+from bench.stacked import Stacked
 from bench.watch import Watch
 
 LONGEST = 50
@@ -176,22 +177,32 @@ class _Rehearsed(Fits):
         return made
 
     def _run(self, job: Any, module: Any, watch: Watch, loader: Any, val: Any = None) -> None:
-        epochs, began = job.trainer.max_epochs, time.perf_counter()
+        epochs, began, seconds = job.trainer.max_epochs, time.perf_counter(), 0.0
         shapes = tuple(tuple(p.shape) for p in module.parameters())
-        key = (type(module), shapes, len(loader), val is not None)
-        if key not in self._paces and epochs:
-            self._paces[key] = self._pace(job, module, watch, loader, val)
-        seconds = self._paces[key].seconds(epochs) if epochs else 0.0
+        copies = module.methods if isinstance(module, Stacked) else [module]
+        extra = copies[0].extra_epochs
+        if isinstance(module, Stacked):
+            module.waits = None  # a few steps tell nothing of when copies stop
+        for pretrains, count in ((True, extra), (False, epochs - extra)):  # their steps are not alike
+            key = (type(module), shapes, len(loader), val is not None, pretrains)
+            for copy in copies:
+                copy.extra_epochs = sys.maxsize if pretrains else 0
+            if key not in self._paces and count:
+                self._paces[key] = self._pace(job, module, watch, loader, val)
+            seconds += self._paces[key].seconds(count) if count else 0.0
+        for copy in copies:
+            copy.extra_epochs = extra
         watch.steps = epochs * len(loader)
         self.training += seconds
         self.left_out += seconds - (time.perf_counter() - began)
 
     def _pace(self, job: Any, module: Any, watch: Watch, loader: Any, val: Any) -> _Pace:
-        """Times epochs of a few steps, the first of which is not counted."""
+        """Times epochs of a few steps, the first of which is not counted: all pretrain, or none does."""
 
         def timed(epochs: int, steps: int, validates: bool = True) -> float:
-            own = Watch(job.part.stage, lambda *_: None, None, float("inf"), None, watch.probe, watch.copies)
-            own.patience = epochs + 1 if watch.patience else None
+            patience = epochs + 1 if watch.waits else None
+            told = (lambda *_: None, None, float("inf"))
+            own = Watch(job.part.stage, *told, patience, watch.probe, watch.copies)
             short = replace(job, trainer=trainer.make(self.options, Budget(epochs=epochs), self.place))
             began = time.perf_counter()
             super(_Rehearsed, self)._run(

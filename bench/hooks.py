@@ -115,11 +115,15 @@ class Hooks(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what the state dictionary does not hold."""
         checkpoint["generator_state"] = self.generator.get_state()
+        checkpoint["generator_device"] = str(self.generator.device)
         checkpoint["method_epoch"] = self.epoch
         checkpoint["method_history"] = self.history
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restores what `on_save_checkpoint` added."""
-        self.generator.set_state(checkpoint["generator_state"].cpu())
+        """Restores what `on_save_checkpoint` added; the generator where its device is not here too stays."""
+        device = torch.device(checkpoint["generator_device"])
+        if device.type == "cpu" or torch.get_device_module(device).is_available():
+            self.generator = torch.Generator(device)
+            self.generator.set_state(checkpoint["generator_state"].cpu())
         self.epoch = checkpoint["method_epoch"]
         self.history = checkpoint["method_history"]

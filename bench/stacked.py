@@ -20,20 +20,21 @@ from torch.utils.data import TensorDataset
 from bench.batches import TensorBatches
 from bench.contract import Batch, Budget, Method, Noise, Prediction, Problem
 from bench.errors import UsageError
+from bench.watch import Patience
 
 
 def fit_together(methods: list[Method], budgets: list[Budget]) -> bool:
     """Whether these fits can be stacked.
 
-    They cannot if the method does not stack, if early stopping would end them apart, if their data differ in
-    number of rows or do not lie in memory, or if each has a prior or a network of its own.
+    They cannot if the method does not stack, if early stopping watches validation examples, if their data
+    differ in number of rows or do not lie in memory, or if each has a prior or a network of its own.
     """
     first = methods[0]
     return all(
         m.stacks
         and m.trains
         and b == budgets[0]
-        and b.patience is None
+        and (b.patience is None or m.problem.val is None)
         and m.problem.prior is first.problem.prior
         and type(m.likelihood) is type(first.likelihood)
         and _shapes(m) is not None
@@ -134,16 +135,20 @@ class Stacked(pl.LightningModule):
     Args:
         methods: The copies, before training; `hand_back` gives them their trained parameters.
         stage: Of the run, named where a copy's loss is not finite: it is marked, and the others go on.
+        patience: Epochs without a better training loss after which a copy stops (`bench.contract.Budget`):
+            it then has the weights of its best epoch, and the others go on. None never.
     """
 
-    warmup_epochs = 0
-
-    def __init__(self, methods: list[Method], stage: str) -> None:
+    def __init__(self, methods: list[Method], stage: str, patience: int | None = None) -> None:
         super().__init__()
         self.methods = methods  # a plain list: their own parameters are not trained
         self.stage = stage
         self.template = [_Loss(methods[0])]
         self.history: list[dict[str, float]] = []
+        self.waits = None if patience is None else [Patience(patience) for _ in methods]
+        self.stopped = [False] * len(methods)
+        self.best: list[Tensor] | None = None
+        """The stacked weights, of every copy's best epoch so far; where there is patience."""
         parameters = [dict(m.named_parameters()) for m in methods]
         self.names = list(parameters[0])
         self.stacked = nn.ParameterList(
@@ -178,8 +183,9 @@ class Stacked(pl.LightningModule):
 
     def on_train_epoch_start(self) -> None:
         """Tells the copies the epoch, which decides pretraining and annealing."""
-        for method in self.methods:
-            method.epoch = self.current_epoch
+        for method, stopped in zip(self.methods, self.stopped, strict=True):
+            if not stopped:
+                method.epoch = self.current_epoch
         self._rows = 0
         self._sums = dict.fromkeys(
             ("loss", "likelihood_term", "prior_term"), torch.zeros((), device=self.device)
@@ -188,7 +194,13 @@ class Stacked(pl.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """The summed loss of the copies."""
         first = self.methods[0]
-        noises = [m.draw_noise(m.num_train_samples, m.generator) for m in self.methods]
+        live = [i for i, stopped in enumerate(self.stopped) if not stopped]
+        drawn = {
+            i: self.methods[i].draw_noise(first.num_train_samples, self.methods[i].generator) for i in live
+        }
+        noises = [
+            drawn.get(i, drawn[live[0]]) for i in range(len(self.methods))
+        ]  # what has stopped takes any
         noise = {name: torch.stack([n[name] for n in noises]) for name in noises[0]}
         state = {f"method.{name}": p for name, p in zip(self.names, self.stacked, strict=True)}
         state |= {f"method.{name}": b for name, b in self.own_buffers.items()}
@@ -206,39 +218,67 @@ class Stacked(pl.LightningModule):
             self._sums, (losses, likelihood_term * scale, prior_term * scale), strict=True
         ):
             self._sums[name] = self._sums[name] + values.detach() * batch.inputs.shape[1]
-        for method, loss in zip(self.methods, losses.tolist(), strict=True):
-            if not math.isfinite(loss) and method.diverged is None:
+        for i, loss in enumerate(losses.tolist()):
+            if not math.isfinite(loss) and self._goes_on(i):
                 where = f"stage '{self.stage}', epoch {self.current_epoch + 1}"
-                method.diverged = f"diverged at {where}: the loss is {loss}"
-        kept = losses.new_tensor([m.diverged is None for m in self.methods]).bool()
+                self.methods[i].diverged = f"diverged at {where}: the loss is {loss}"
+        kept = losses.new_tensor([self._goes_on(i) for i in range(len(self.methods))]).bool()
         if kept.any():  # its gradients reach no other copy's weights
             losses = torch.where(kept, losses, 0)
         return {"loss": losses.sum()}
 
     def on_train_epoch_end(self) -> None:
-        """Adds the epoch to the history of every copy that has not diverged."""
+        """Adds the epoch to the history of every copy that goes on."""
         means = {name: (total / self._rows).tolist() for name, total in self._sums.items()}
         for i, method in enumerate(self.methods):
-            if method.diverged is None:
+            if self._goes_on(i):
                 method.history.append(
                     {"epoch": self.current_epoch + 1} | {name: values[i] for name, values in means.items()}
                 )
+        if self.waits is not None:
+            self._stop_early(self.waits)
+
+    def _stop_early(self, waits: list[Patience]) -> None:
+        """Keeps the weights of copies whose epoch was their best, and stops those whose patience ends."""
+        epoch, warmup = self.current_epoch, self.methods[0].warmup_epochs
+        going_on = [i for i in range(len(self.methods)) if self._goes_on(i)]
+        better = [
+            i for i in going_on if waits[i].improves(epoch, self.methods[i].history[-1]["loss"], warmup)
+        ]
+        latest = [i for i in going_on if waits[i].best_score == math.inf]  # before the warm-up ends
+        if self.best is None:
+            self.best = [together.detach().clone() for together in self.stacked]
+        for best, together in zip(self.best, self.stacked, strict=True):
+            best[better + latest] = together.detach()[better + latest]
+        for i in set(going_on) - set(better):
+            self.stopped[i] = waits[i].ends(epoch, warmup)
+        if not any(map(self._goes_on, going_on)):
+            self.trainer.should_stop = True
+
+    def _goes_on(self, i: int) -> bool:
+        """Whether a copy neither has stopped nor has diverged."""
+        return not self.stopped[i] and self.methods[i].diverged is None
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Adds what every copy keeps beside its parameters."""
         checkpoint["copies"] = [{"diverged": m.diverged} for m in self.methods]
+        checkpoint["early"] = [vars(w) for w in self.waits or []], self.stopped, self.best
         for method, copy in zip(self.methods, checkpoint["copies"], strict=True):
             method.on_save_checkpoint(copy)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restores what `on_save_checkpoint` added."""
+        waits, self.stopped, self.best = checkpoint["early"]
+        self.waits = [Patience(**own) for own in waits] or None
         for method, copy in zip(self.methods, checkpoint["copies"], strict=True):
             method.on_load_checkpoint(copy)
             method.diverged = copy["diverged"]
 
     def hand_back(self) -> None:
-        """Gives every copy its trained parameters."""
+        """Gives every copy its trained parameters: where there is patience those of its best epoch."""
         with torch.no_grad():
+            for kept, together in zip(self.best or [], self.stacked, strict=False):
+                together.copy_(kept)
             for method in self.methods:
                 for parameter in method.parameters():
                     parameter.data = parameter.data.clone()

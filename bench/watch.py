@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,32 @@ STEPS_TOLD = 50
 AT_ONCE = frozenset({"cpu"})
 """Kinds of devices whose losses are looked at after every step. Others would have to end their queue of work
 for that: there losses are looked at when they are told, at an epoch's end, and before anything is saved."""
+
+
+@dataclass
+class Patience:
+    """Early stopping of one fit: its best epoch so far, and whether to wait for a better one.
+
+    Attributes:
+        epochs: Without a better score after which to stop.
+        best_score: The lowest so far.
+        best_epoch: Of that score, counted from 0.
+    """
+
+    epochs: int
+    best_score: float = math.inf
+    best_epoch: int = 0
+
+    def improves(self, epoch: int, score: float, warmup: int) -> bool:
+        """Takes the score of an epoch; whether it is the best from epoch `warmup` on."""
+        if epoch < warmup or not score < self.best_score:
+            return False
+        self.best_score, self.best_epoch = score, epoch
+        return True
+
+    def ends(self, epoch: int, warmup: int) -> bool:
+        """Whether the fit stops after this epoch."""
+        return epoch - max(self.best_epoch, warmup) >= self.epochs
 
 
 class Watch(pl.callbacks.Checkpoint):
@@ -55,13 +82,13 @@ class Watch(pl.callbacks.Checkpoint):
         copies: int = 1,
     ) -> None:
         self.stage, self.observe, self.seconds = stage, observe, seconds
-        self.patience, self.probe, self.copies = patience, probe, copies
+        self.waits = None if patience is None else Patience(patience)
+        self.probe, self.copies = probe, copies
         self.partial = None if path is None else checkpoints.partial(path)
         self.steps = 0
         self.earlier_seconds = 0.0
         self.best: dict[str, Tensor] | None = None
         """State dictionary of the best epoch so far, where there is patience."""
-        self.best_score, self.best_epoch = float("inf"), 0
         self.trains = False
         """Whether the first step is reached: what an earlier start has left is then restored."""
         self._began = self._saved = time.perf_counter()
@@ -152,8 +179,8 @@ class Watch(pl.callbacks.Checkpoint):
         row |= self._probed | dict(zip(self._terms, (self._sums / self._rows).tolist(), strict=True))
         row |= {name: value.item() for name, value in trainer.callback_metrics.items()}
         module.history.append(row)
-        if self.patience is not None:
-            self._stop_early(trainer, module, self.patience)
+        if self.waits is not None:
+            self._stop_early(trainer, module, self.waits)
         last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
         if last:
             self._tell_steps()
@@ -169,17 +196,12 @@ class Watch(pl.callbacks.Checkpoint):
             row = dict(zip(self._terms, means, strict=True))
             self.observe("steps", row | {"steps": self.copies * self.steps})
 
-    def _stop_early(self, trainer: pl.Trainer, module: Any, patience: int) -> None:
+    def _stop_early(self, trainer: pl.Trainer, module: Any, waits: Patience) -> None:
         """Stops after `patience` epochs without a better validation NLL, or training loss without one."""
-        epoch = trainer.current_epoch
-        if epoch < module.warmup_epochs:
-            return
-        row = module.history[-1]
-        score = from_first(lambda: row.get("val_nll", row["loss"]))
-        if score < self.best_score:
-            self.best_score, self.best_epoch = score, epoch
+        epoch, warmup, row = trainer.current_epoch, module.warmup_epochs, module.history[-1]
+        if waits.improves(epoch, from_first(lambda: row.get("val_nll", row["loss"])), warmup):
             self.best = {name: value.detach().clone() for name, value in module.state_dict().items()}
-        elif epoch - max(self.best_epoch, module.warmup_epochs) >= patience:
+        elif waits.ends(epoch, warmup):
             trainer.should_stop = True
 
     def _save(self, trainer: pl.Trainer, path: Path) -> None:
@@ -207,18 +229,19 @@ class Watch(pl.callbacks.Checkpoint):
         names = (
             "steps",
             "best",
-            "best_score",
-            "best_epoch",
             "_untold",
             "_sums",
             "_terms",
             "_rows",
             "_probed",
         )
-        return {name: getattr(self, name) for name in names} | {"earlier_seconds": self.seconds_spent}
+        state = {name: getattr(self, name) for name in names} | {"earlier_seconds": self.seconds_spent}
+        return state | ({"waits": vars(self.waits)} if self.waits else {})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what `state_dict` returned."""
+        if "waits" in state_dict:
+            self.waits = Patience(**state_dict.pop("waits"))
         for name, value in state_dict.items():
             setattr(self, name, value)
         self._seen = len(self._untold)  # nothing is saved before it was looked at

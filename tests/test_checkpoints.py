@@ -206,6 +206,54 @@ def test_defect_of_a_method_is_not_the_checkpoints_fault(tmp_path):
         engine(tmp_path, toys.HasBug)[0].fit(problems.mlp(), BUDGET)
 
 
+# ---- of an accelerator
+
+
+class OfAnAccelerator:
+    """Stands for an accelerator's generator, whose state no processor's takes."""
+
+    def __init__(self, device):
+        self.device, self.state = device, torch.zeros(16, dtype=torch.uint8)
+
+    def get_state(self):
+        """As torch.Generator."""
+        return self.state
+
+    def set_state(self, state):
+        """As torch.Generator."""
+        assert state.shape == self.state.shape
+        self.state = state
+
+
+@pytest.mark.parametrize("is_here", [True, False])
+def test_noise_of_an_accelerator_goes_on_there_and_the_fit_is_read_anywhere(is_here, monkeypatch):
+    """A method is on the processor when its checkpoint is read; a processor's generator refuses the state."""
+    fitted = engine()[0].fit(problems.mlp(), BUDGET)
+    fitted.generator = OfAnAccelerator(torch.device("cuda", 0))
+    fitted.generator.state = torch.arange(16, dtype=torch.uint8)
+    content = checkpoints.content(fitted, {})
+    again = MAP(problems.mlp(), MAP.settings_class())
+    with pytest.raises(RuntimeError, match="RNG state"):
+        again.generator.set_state(content["generator_state"])
+    own = again.generator
+
+    class Module:
+        """Stands for torch.cuda."""
+
+        is_available = staticmethod(lambda: is_here)
+
+    monkeypatch.setattr(torch, "get_device_module", lambda device: Module)
+    monkeypatch.setattr(torch, "Generator", OfAnAccelerator)
+    checkpoints.give(again, content)
+    assert digest(again) == digest(fitted)
+    assert again.history == fitted.history
+    if is_here:
+        assert again.generator.device == torch.device("cuda", 0)
+        assert torch.equal(again.generator.state, fitted.generator.state)
+    else:
+        assert again.generator is own
+
+
 # ---- stopped while writing
 
 

@@ -24,6 +24,20 @@ class Slow(MAP):
         return super().loss_terms(batch, noise)
 
 
+class Pretrains(Slow):
+    """The same after three epochs that pass at once, in the first of its fits."""
+
+    def __init__(self, problem, settings, start=None):
+        super().__init__(problem, settings, start)
+        self.extra_epochs = 3 if start is None else 0
+
+    def loss_terms(self, batch: Batch, noise: Noise) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of MAP, later once the pretraining is over."""
+        wait = 0 if self.epoch < self.extra_epochs else STEP
+        time.sleep(wait)
+        return MAP.loss_terms(self, batch, noise)
+
+
 def plan(
     tmp_path: Path, method: str = "test_forecast:Slow", task: str = "split_digits", **settings: object
 ) -> Plan:
@@ -41,6 +55,25 @@ def test_time_is_that_of_the_steps_that_are_left_out(told):
     sleeping = cost.steps * STEP
     assert sleeping < cost.training < 1.5 * sleeping
     assert cost.seconds > cost.training + cost.prediction
+
+
+def test_steps_that_pretrain_are_timed_by_themselves(told, tmp_path):
+    """Timed as the pretraining is, a fit with ten costly epochs after it would cost next to nothing."""
+    _, plain = told
+    cost = forecast(plan(tmp_path, "test_forecast:Pretrains", task_settings={"epochs": 10}))
+    sleeping = plain.steps * STEP
+    assert cost.steps > plain.steps
+    assert sleeping < cost.training < 1.5 * sleeping
+
+
+@pytest.mark.parametrize("stacked", [True, False])
+def test_fits_that_may_stop_early_are_told_whole(stacked, tmp_path):
+    """Ten fits with patience; side by side they make as many steps, in less time."""
+    settings = {"task_settings": {"epochs": 4}, "trainer": {"accelerator": "cpu", "stacked": stacked}}
+    cost = forecast(plan(tmp_path, "map", "iris_depth", **settings))
+    assert cost.unknown is None
+    assert cost.may_stop
+    assert (cost.fits, cost.steps) == (10, 10 * 4 * 7)
 
 
 def test_steps_and_parameters_are_those_of_the_run(told, tmp_path):

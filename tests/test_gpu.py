@@ -76,6 +76,29 @@ def test_the_same_seed_gives_the_same_predictions(problem):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
+def test_a_stopped_fit_goes_on_with_its_noise(problem, tmp_path):
+    """Its checkpoint holds a state of the device's generator, and so does that of the finished fit."""
+
+    class Stops(MFVI):
+        def on_train_epoch_start(self):
+            super().on_train_epoch_start()
+            if self.current_epoch == 2:
+                raise MemoryError
+
+    def fitted(kind, folder):
+        options = TrainerOptions(accelerator="gpu", devices=1)
+        own = Engine(kind, MFVI.settings_class(), 0, folder, options, checkpoint_seconds=0)
+        return own.fit(problem, Budget(4, 20))
+
+    whole = fitted(MFVI, tmp_path / "whole")
+    with pytest.raises(MemoryError):
+        fitted(Stops, tmp_path / "stopped")
+    for again in (fitted(MFVI, tmp_path / "stopped"), fitted(MFVI, tmp_path / "stopped")):
+        assert torch.equal(again.generator.get_state(), whole.generator.get_state())
+        for one, other in zip(again.parameters(), whole.parameters(), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_divergence_is_found_on_the_device(problem):
     inputs, targets = problem.train.tensors
     data = TensorDataset(torch.where(torch.arange(40)[:, None, None, None] == 7, torch.nan, inputs), targets)

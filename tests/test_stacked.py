@@ -24,13 +24,15 @@ def stacking():
     return [n for n, e in registry.methods().items() if e.cls.stacks and e.members == 1]
 
 
-def fits(name, values, stacked, budget=BUDGET, folder=None, problems_=None, cls=None, precision="32-true"):
+def fits(
+    name, values, stacked, budget=BUDGET, folder=None, problems_=None, cls=None, precision="32-true", **kept
+):
     """Three fits on data of their own."""
     entry = registry.method(name)
     settings = build(entry.cls.settings_class, values, "method")
     options = TrainerOptions(accelerator="cpu", stacked=stacked)
     object.__setattr__(options, "precision", precision)  # 64-true trains; users are refused it
-    engine = Engine(cls or entry.cls, settings, 0, folder, options)
+    engine = Engine(cls or entry.cls, settings, 0, folder, options, **kept)
     return engine.fit_many(problems_ or three(), budget), engine
 
 
@@ -112,6 +114,71 @@ def test_what_cannot_be_stacked_is_fitted_one_by_one(why, monkeypatch):
     alone, _ = fits(name, {}, False, budget, problems_=given)
     for a, b in zip(alone, together, strict=True):
         assert all(torch.equal(v, b.state_dict()[k]) for k, v in a.state_dict().items())
+
+
+PATIENT = Budget(epochs=25, batch_size=6, patience=2)
+
+
+def unvalidated():
+    """Three problems without validation examples: patience then watches the training loss."""
+    return [replace(problem, val=None) for problem in three()]
+
+
+def patient(name, stacked, **kwargs):
+    """Three fits at a rate so large that they stop apart."""
+    values = {"learning_rate": 0.1} | ({"pretrain_epochs": 3} if name == "mfvi" else {})
+    given = {"budget": PATIENT, "problems_": unvalidated()} | kwargs
+    return fits(name, values, stacked, **given)
+
+
+@pytest.mark.parametrize("name", ["map", "mfvi"])
+def test_each_copy_stops_where_it_stops_alone(name):
+    """Weights of its best epoch, history, noise and steps; a copy that kept its last weights is another."""
+    alone, one_by_one = patient(name, False, precision="64-true")
+    together, engine = patient(name, True, precision="64-true")
+    lengths = [len(method.history) for method in alone]
+    assert len(set(lengths)) > 1, "they stop apart"
+    assert min(lengths) < PATIENT.epochs
+    assert [fit["steps"] for fit in engine.fits] == [fit["steps"] for fit in one_by_one.fits]
+    for a, b in zip(alone, together, strict=True):
+        for key, value in a.state_dict().items():
+            assert_close(b.state_dict()[key], value, rtol=1e-9, atol=1e-9)
+        assert torch.equal(a.generator.get_state(), b.generator.get_state())
+        assert (a.epoch, len(a.history)) == (b.epoch, len(b.history))
+        for row, expected in zip(b.history, a.history, strict=True):
+            assert row == pytest.approx(expected, rel=1e-9)
+
+
+def test_copies_that_stopped_stay_stopped_where_the_others_go_on_later(monkeypatch, tmp_path):
+    whole, _ = patient("mfvi", True)
+    lengths = sorted(len(method.history) for method in whole)
+    with monkeypatch.context() as patch:
+        stopped(patch, 3 * lengths[0] + 2)  # within the epoch after the first copy has stopped
+        with pytest.raises(MemoryError):
+            patient("mfvi", True, folder=tmp_path, checkpoint_seconds=0)
+    again, engine = patient("mfvi", True, folder=tmp_path, checkpoint_seconds=0)
+    assert sorted(fit["epochs"] for fit in engine.fits) == lengths
+    for a, b in zip(again, whole, strict=True):
+        assert_same_fit(a, b)
+
+
+def test_copy_that_diverges_after_it_has_stopped_has_not(monkeypatch):
+    """Its weights go on beside the others', and nobody looks at them."""
+    whole, _ = patient("map", True)
+    first = min(range(3), key=lambda i: len(whole[i].history))
+    step = Stacked.training_step
+
+    def training_step(self, batch, batch_idx):
+        if self.stopped[first]:
+            for together in self.stacked:
+                together.data[first] = float("nan")
+        return step(self, batch, batch_idx)
+
+    monkeypatch.setattr(Stacked, "training_step", training_step)
+    again, _ = patient("map", True)
+    assert [method.diverged for method in again] == [None, None, None]
+    for a, b in zip(again, whole, strict=True):
+        assert_same_fit(a, b)
 
 
 def test_stacked_fits_are_found_again(tmp_path):

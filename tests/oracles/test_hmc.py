@@ -360,11 +360,13 @@ def test_step_size_reaches_the_target_acceptance(target, step):
 def test_linear_regression_posterior_is_reached():
     """Through the engine, in float32: mean and covariance of all four weights. False alarm: 14 x 7e-6.
 
-    Five steps: some other lengths are near a whole period of one of the directions, and R-hat flags them.
+    Five steps: some other lengths are near a whole period of one of the directions, and R-hat flags them. How near
+    five are depends on the step size that a processor's rounding leads to: with 100 draws a chain the square of
+    one direction had 347 effective ones on one processor, and more than the 400 asked for on others.
     """
     truth = linear.Truth()
     values = {"target_acceptance": 0.85, "initial_step_size": 0.05}
-    method, engine = fit(chains=20, burn=120, kept=100, leapfrog_steps=5, **values)
+    method, engine = fit(chains=20, burn=120, kept=200, leapfrog_steps=5, **values)
     assert method.draws.dtype == torch.float32
     assert_draws_are_of(method.draws, truth.mean, truth.precision.inverse())
     mean, variance = linear.flat(method.moments())
@@ -372,9 +374,9 @@ def test_linear_regression_posterior_is_reached():
     assert_close(variance, method.draws.flatten(0, 1).double().var(0, correction=0), rtol=1e-4, atol=1e-6)
 
     (record,) = engine.fits
-    assert record["steps"] == record["epochs"] == 220
+    assert record["steps"] == record["epochs"] == 320
     found = record["diagnostics"]
-    assert found["gradient_evaluations"] == 20 * 220 * 6
+    assert found["gradient_evaluations"] == 20 * 320 * 6
     assert found["acceptance"] == pytest.approx(0.9, abs=0.08)
     assert found["weight_rhat"] < RHAT_LIMIT
     assert found["weight_ess"] > 400
