@@ -360,9 +360,9 @@ def test_step_size_reaches_the_target_acceptance(target, step):
 def test_linear_regression_posterior_is_reached():
     """Through the engine, in float32: mean and covariance of all four weights. False alarm: 14 x 7e-6.
 
-    Five steps: some other lengths are near a whole period of one of the directions, and R-hat flags them. How near
-    five are depends on the step size that a processor's rounding leads to: with 100 draws a chain the square of
-    one direction had 347 effective ones on one processor, and more than the 400 asked for on others.
+    Five steps: some other lengths are near a whole period of one of the directions, and R-hat flags them.
+    How near five are depends on the step size that a processor's rounding leads to: with 100 draws a chain
+    the square of one direction had 347 effective ones on one processor, and over 400 on others.
     """
     truth = linear.Truth()
     values = {"target_acceptance": 0.85, "initial_step_size": 0.05}
