@@ -156,6 +156,7 @@ class FullCovVI(Variational):
     approximates = "the posterior by a normal with full covariance over the network or per tensor"
     provides = frozenset({"weight_samples", "density", "moments", "sequential", "weighted", "loss_terms"})
     settings: Settings
+    stacks = True
     LARGEST = 5_000
     """Weights of a block above which a problem is refused."""
 
