@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -43,6 +44,7 @@ def scripts():
         "passes",
         "anchors",
         "bare_loop",
+        "accelerated",
     )
     yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
     sys.path.remove(str(BENCHMARKS))
@@ -380,3 +382,42 @@ def test_the_bare_loop_learns(scripts):
             float(scripts.bare_loop.loss_and_hits(scripts.bare_loop.fit(task, "torch", 0), inputs, labels)[0])
         )
     assert losses[1] < losses[0] / 2
+
+
+# ---- runs on an accelerator (docs/scale.md)
+
+
+def test_runs_on_an_accelerator_are_draws_of_the_law_of_a_processor(scripts):
+    """How many of 19 runs lie outside the 95% of Student's t with four degrees of freedom, by either metric.
+
+    False alarm: 4% at most, since each does so by chance in 10% of all choices of seeds at most. The control
+    takes each run for one of the next method.
+    """
+    found = json.loads((BENCHMARKS / "accelerated.json").read_text())["runs"]
+    known, names = scripts.accelerated.known(), list(found)
+
+    def outside(shift):
+        distances = np.array(
+            [
+                [
+                    scripts.accelerated.distance(value, [metrics[name] for metrics in known[other]])
+                    for name, value in found[method].items()
+                ]
+                for method, other in zip(names, names[shift:] + names[:shift], strict=True)
+            ]
+        )
+        return (abs(distances).max(1) > stats.t.ppf(0.975, df=4)).sum()
+
+    assert len(names) == 19
+    assert outside(0) <= 4 < 10 < outside(1)
+    for method in ("map", "deep_ensemble"):  # no noise in training, and the same seed
+        for name, value in found[method].items():
+            assert value == pytest.approx(known[method][0][name], abs=0.004)
+
+
+def test_distance_of_one_more_draw_has_students_distribution(scripts):
+    """By the probability integral transform over 4,000 samples. False alarm: 0.1%."""
+    drawn = np.random.default_rng(0).normal(3, 2, (4000, 6))
+    distances = [scripts.accelerated.distance(row[0], list(row[1:])) for row in drawn]
+    assert stats.kstest(stats.t.cdf(distances, df=4), "uniform").pvalue > 0.001
+    assert stats.kstest(stats.norm.cdf(distances), "uniform").pvalue < 0.001

@@ -89,7 +89,7 @@ PUBLISHED = (
 
 
 def test_at_the_published_settings_a_coreset_alone_is_enough_and_not_almost_perfect():
-    """Of the preset standard the same difference is another: what is said of the one does not hold of both."""
+    """The same difference is another in the preset standard."""
     task, method = PUBLISHED
     assert all(forgets(matrix) for matrix in matrices(task, method))
     both, alone = (ends(f"{task},{variant}", method) for variant in (CORESET, ONLY))
