@@ -143,10 +143,12 @@ def load(path: str) -> Arrays:
 
 
 def _agree(first: float | None, second: float | None) -> bool:
-    """Whether two numbers are the same but for what processors differ by."""
+    """Whether two metrics are the same, or neither is defined."""
+    from bench.leaderboard.scoring import same  # here, since it imports torch
+
     if first is None or second is None:
         return first is second
-    return math.isclose(first, second, rel_tol=1e-6, abs_tol=1e-9)
+    return same(first, second)
 
 
 def _short(value: float | None) -> str:
