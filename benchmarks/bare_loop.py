@@ -8,7 +8,8 @@ from the weights of `map` at the same seed and takes its batches, so that seed b
 the two apart. With those of torch it draws both itself: means over seeds say whether the suite's draws are
 as good.
 
-With --json a task's seeds are kept beside those of other tasks. `docs/tasks/shift.md` compares them.
+With --json the seeds are kept beside those of other tasks, draws and processors. `docs/tasks/shift.md` compares
+them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import print_table, write
+from timing import print_table, processor, write
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -121,12 +122,18 @@ def main() -> None:
     torch.set_num_threads(1)
     entry = registry.task(options.task)
     task = entry.cls(build(entry.cls.settings_class, entry.fixed, "task"), options.data_dir)
-    found = [scores(task, fit(task, options.draws, seed)) for seed in range(options.seeds)]
+    found = [
+        {"seed": seed, "device": processor()} | scores(task, fit(task, options.draws, seed))
+        for seed in range(options.seeds)
+    ]
     print_table(found)
     if options.json:
-        known = json.loads(options.json.read_text())["tasks"] if options.json.exists() else {}
-        own = known.get(options.task, {}) | {options.draws: found}
-        write(options.json, {"tasks": known | {options.task: own}})
+        tasks = json.loads(options.json.read_text())["tasks"] if options.json.exists() else {}
+        own = tasks.setdefault(options.task, {})
+        made = {(run["seed"], run["device"]) for run in found}
+        kept = [run for run in own.get(options.draws, []) if (run["seed"], run.get("device")) not in made]
+        own[options.draws] = kept + found
+        write(options.json, {"tasks": tasks})
 
 
 if __name__ == "__main__":

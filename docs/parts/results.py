@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from functools import cache
+from itertools import product
 
 import numpy as np
 from parts.evidence import (
@@ -35,6 +36,7 @@ ANCHORS = ROOT / "benchmarks" / "anchors.json"
 
 
 BARE_LOOP = ROOT / "benchmarks" / "bare_loop.json"
+BARE_METRICS = ("nll_clean", "accuracy_clean", "nll", "accuracy")
 
 
 SHIFTED = [
@@ -145,16 +147,17 @@ def bare_loop() -> str:
     """`map` beside a loop in plain torch: with the same draws seed by seed, and its draws beside torch's."""
     rows = []
     for task, loops in json.loads(BARE_LOOP.read_text())["tasks"].items():
-        runs, same = by_seed(task, "map"), loops["map"]
-        for name in same[0]:
-            ours = {seed: record.metrics[name] for seed, (_, record) in runs.items() if seed < len(same)}
-            paired = student([value - same[seed][name] for seed, value in ours.items()])
-            drawn = {draws: [of[name] for of in found] for draws, found in loops.items()}
-            means = [interval([*ours.values()]), f"{paired:.2g}", interval(drawn["map"])]
-            row = [f"`{task}`", f"`{name}`", *means]
-            if "torch" in drawn:
-                apart = welch(Moments.of(drawn["map"]), Moments.of(drawn["torch"]))
-                row += [interval(drawn["torch"]), f"{apart:.2g}"]
+        runs, places = by_seed(task, "map"), {of.get("device"): None for of in loops["map"]}
+        for place, name in product(places, BARE_METRICS):
+            same = {of["seed"]: of[name] for of in loops["map"] if of.get("device") == place}
+            ours = {seed: record.metrics[name] for seed, (_, record) in runs.items() if seed in same}
+            paired = student([value - same[seed] for seed, value in ours.items()])
+            means = [interval([*ours.values()]), f"{paired:.2g}", interval([*same.values()])]
+            row = [f"`{task}`" + (f", {place}" if place else ""), f"`{name}`", *means]
+            if "torch" in loops:
+                drawn = [of[name] for of in loops["torch"]]
+                apart = welch(Moments.of([*same.values()]), Moments.of(drawn))
+                row += [interval(drawn), f"{apart:.2g}"]
             rows.append(row + ["not run"] * (7 - len(row)))
     head = ["task", "", "`map`", "`map` less the loop, same draws"]
     return table([*head, "loop, draws of `map`", "loop, draws of torch", "one less the other"], rows)
