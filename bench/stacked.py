@@ -194,13 +194,12 @@ class Stacked(pl.LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """The summed loss of the copies."""
         first = self.methods[0]
-        live = [i for i, stopped in enumerate(self.stopped) if not stopped]
-        drawn = {
-            i: self.methods[i].draw_noise(first.num_train_samples, self.methods[i].generator) for i in live
-        }
-        noises = [
-            drawn.get(i, drawn[live[0]]) for i in range(len(self.methods))
-        ]  # what has stopped takes any
+        drawn = [
+            None if stopped else m.draw_noise(m.num_train_samples, m.generator)
+            for m, stopped in zip(self.methods, self.stopped, strict=True)
+        ]
+        any_of_them = next(noise for noise in drawn if noise is not None)  # for copies that have stopped
+        noises = [any_of_them if noise is None else noise for noise in drawn]
         noise = {name: torch.stack([n[name] for n in noises]) for name in noises[0]}
         state = {f"method.{name}": p for name, p in zip(self.names, self.stacked, strict=True)}
         state |= {f"method.{name}": b for name, b in self.own_buffers.items()}
