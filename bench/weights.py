@@ -139,9 +139,12 @@ def linearised(network: nn.Module, weights: Weights, inputs: Tensor) -> Tensor:
         weights: A tensor `[S, *shape]` for every parameter of the network.
         inputs: Examples `[B, ...]`, shared by all samples.
     """
+    mode = {name: p.detach() for name, p in network.named_parameters()}
+    # Weights that all draws leave where they are need no derivative: of a last layer, those of all others.
+    moved = [name for name, w in mode.items() if (weights[name] != w).any()] or list(mode)
     with torch.enable_grad():
-        centre = {name: p.detach().requires_grad_() for name, p in network.named_parameters()}
-        value = functional_call(network, centre, (inputs,))
+        centre = {name: mode[name].requires_grad_() for name in moved}
+        value = functional_call(network, mode, (inputs,))
         # J^T u is linear in u, so that its derivative along v is J v: one graph serves all samples.
         along = torch.zeros_like(value, requires_grad=True)
         kind = {"allow_unused": True, "materialize_grads": True}
