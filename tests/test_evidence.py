@@ -53,6 +53,17 @@ def test_full_covariance_is_better_on_iris_at_every_depth():
         assert every[0] > 0.05 > best[1]
 
 
+def test_the_two_covariances_of_swag_do_not_differ_on_a_residual_network():
+    """And the runs could have told 0.01 nats."""
+    found = [
+        [read_record(directory_of("depth_covariance_cifar10", method, seed)).metrics for seed in range(3)]
+        for method in ("swag", "swag_diagonal")
+    ]
+    low, high = interval(np.subtract(*([metrics["nll"] for metrics in own] for own in found)))
+    assert -0.01 < low < 0 < high < 0.01
+    assert all(0.42 < metrics["accuracy"] < 0.46 for own in found for metrics in own)
+
+
 def test_joint_training_is_the_upper_bound():
     assert all(matrix[-1].mean() >= 0.96 for matrix in matrices("split_mnist+order=joint", "mfvi"))
 
