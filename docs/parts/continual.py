@@ -137,12 +137,14 @@ def continual_coresets() -> str:
         ("standard", ("", "mfvi"), "N(0, 1)"),
         ("standard", ("", "mfvi"), "posterior"),
     ):
-        copy = initial if prior == "N(0, 1)" else ""
+        copy = [initial] if prior == "N(0, 1)" else []
+        given = [task] if task else []
         plain, both, only = (
-            accuracies("split_mnist" + "+" * any(parts) + ",".join(filter(None, parts)), method)
-            for parts in ((task,), (task, CORESET, copy), (task, CORESET, copy, alone))
+            accuracies("+".join(filter(None, ("split_mnist", ",".join(parts)))), method)
+            for parts in (given, [*given, CORESET, *copy], [*given, CORESET, *copy, alone])
         )
-        cells, agree = [interval(list(found.values())) if found else "-" for found in (plain, both, only)], "-"
+        cells = [interval(list(found.values())) if found else "-" for found in (plain, both, only)]
+        agree = "-"
         gap = differences(both, only)
         if gap:
             _, low, high, _ = student(gap)
