@@ -412,6 +412,29 @@ def test_a_plain_network_is_overconfident_on_cifar10():
     assert (round(whole["temperature"], 1), round(whole["nll_scaled"], 2)) == (2.3, 1.15)
 
 
+def test_on_cifar10_dropout_alone_leads_and_wide_posteriors_are_calibrated():
+    """Paired 95% intervals of three seeds, each by itself."""
+    plain = shifted("map", "shift_cifar10", 3)
+
+    def less_map(method, name):
+        found = shifted(method, "shift_cifar10", 3)
+        return interval(np.array([own[name] - of[name] for own, of in zip(found, plain, strict=True)]))
+
+    for method in ("ivon", "mc_dropout", "mfvi", "radial", "sghmc"):
+        assert (less_map(method, "nll")[1] < 0) == (method == "mc_dropout")
+        assert (less_map(method, "ece")[1] < 0) == (method != "radial")
+        clean = np.mean([m["conformal_coverage_clean"] for m in shifted(method, "shift_cifar10", 3)])
+        assert 0.88 < clean < 0.92
+    for name in ("accuracy", "nll_scaled"):
+        low, high = less_map("mc_dropout", name)
+        assert low < 0 < high
+    assert less_map("ivon", "accuracy_clean")[1] < 0
+    for metrics in shifted("radial", "shift_cifar10", 3):
+        assert metrics["temperature"] > 1
+        assert metrics["nll_scaled"] < metrics["nll"]
+        assert metrics["nll_clean_scaled"] < metrics["nll_clean"]
+
+
 SEEDS = {"shift_digits": 5, "shift_fashion_mnist": 3}
 ROUNDING = 0.003
 """The most that 1,580 steps of a small CNN made of it, in nats or as a fraction."""
