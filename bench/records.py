@@ -391,6 +391,22 @@ def provenance(method_file: Path, arrays_digest: str | None, task_file: Path | N
     )
 
 
+def with_commit(record: Record) -> Record:
+    """The record of a run that was made outside a repository, with the commit that holds its source.
+
+    Unchanged where the run names a commit, and where the suite itself has other source, or lies in no
+    repository whose source is committed.
+    """
+    run = record.provenance
+    if run.commit is not None:
+        return record
+    suite = provenance(Path(bench.__file__), None)
+    if run.source_hash != suite.source_hash or suite.dirty is not False:
+        return record
+    known = run.model_copy(update={"commit": suite.commit, "dirty": False})
+    return record.model_copy(update={"provenance": known})
+
+
 def environment(device: str) -> Environment:
     """The present environment."""
     import torch

@@ -23,7 +23,7 @@ from bench.files import write_all, writing
 from bench.leaderboard.scoring import same
 from bench.leaderboard.store import run_arrays
 from bench.leaderboard.submission import OURS, SUBMISSIONS, run_name
-from bench.records import Record, read_curves, read_record, split_metrics
+from bench.records import Record, read_curves, read_record, split_metrics, with_commit
 from bench.runner import load_scores, task_of
 from bench.settings import build
 from bench.source import source_hash
@@ -57,6 +57,7 @@ def add(run: Path, to: Path = RECORDS, force: bool = False) -> Path:
         raise UsageError(f"{run / 'curves.csv'}: an abscissa is not finite")
     contents = {name: (run / name).read_bytes() for name in _FILES if (run / name).exists()}
     contents["curves.csv"] = thinned(contents["curves.csv"])
+    contents["record.json"] = as_kept(record, contents["record.json"])
     if (size := sum(map(len, contents.values()))) > _LARGEST:
         raise UsageError(f"{run} has {size / 2**20:.1f} MiB of results; a committed record has at most 4")
     directory = to / record.task.identity / record.method.identity / f"seed{record.seed}"
@@ -68,6 +69,12 @@ def add(run: Path, to: Path = RECORDS, force: bool = False) -> Path:
             with writing(path):
                 path.unlink()
     return directory
+
+
+def as_kept(record: Record, content: bytes) -> bytes:
+    """The content of a `record.json`, with the commit of its source where the run could not know it."""
+    whole = with_commit(record)
+    return content if whole == record else (whole.model_dump_json(indent=2) + "\n").encode()
 
 
 def thinned(curves: bytes) -> bytes:
@@ -98,7 +105,9 @@ def thinned(curves: bytes) -> bytes:
 def refuse(run: Path, record: Record, code: str | None = None) -> None:
     """Says why a run is no evidence.
 
-    Source is known where a commit holds it, where it is the installed release's, or where it is published.
+    Source is known where a commit holds it, where it is the installed release's, or where it is published. What
+    is then kept of a run of the installed release names the commit, if there is one (`as_kept`): a later
+    release is another.
 
     Args:
         run: Its directory.

@@ -20,7 +20,7 @@ from bench import registry
 from bench.errors import UsageError
 from bench.files import temporary, write_all, writing
 from bench.leaderboard import submission
-from bench.leaderboard.entries import refuse
+from bench.leaderboard.entries import as_kept, refuse
 from bench.leaderboard.store import ARRAYS, STORE, keep, run_arrays, sha256
 from bench.leaderboard.submission import (
     MANIFEST,
@@ -227,7 +227,7 @@ def _contents(found: Sequence[tuple[Path, Record]]) -> dict[str, bytes]:
     contents = {}
     for directory, record in found:
         name = run_name(record.task.identity, record.method.identity, record.seed)
-        contents[f"{name}/record.json"] = (directory / "record.json").read_bytes()
+        contents[f"{name}/record.json"] = as_kept(record, (directory / "record.json").read_bytes())
         if (arrays := run_arrays(directory)) is not None:
             contents[f"{name}/{ARRAYS}"] = arrays.read_bytes()
     return contents

@@ -72,6 +72,34 @@ def test_record_that_is_there_is_kept_and_force_replaces_it(run, tmp_path):
     assert not (directory / "stale.txt").exists()
 
 
+@pytest.mark.parametrize(
+    ("suite", "commit"),
+    [
+        ({"commit": "c0ffee", "dirty": False}, "c0ffee"),
+        ({"commit": "c0ffee", "dirty": True}, None),
+        ({"commit": None, "dirty": None}, None),
+    ],
+    ids=["committed", "changed", "no repository"],
+)
+def test_run_of_an_installed_package_is_kept_with_the_commit_of_its_source(
+    run, tmp_path, monkeypatch, suite, commit
+):
+    """Without it the record would be refused as soon as the release is another. A known commit stays."""
+    real = records.provenance
+    monkeypatch.setattr(records, "provenance", lambda *about: real(*about).model_copy(update=suite))
+    known = records.read_record(run).provenance.commit
+    kept = entries.add(run, tmp_path / "known")
+    assert records.read_record(kept).provenance.commit == known
+    change(run, provenance={"commit": None, "dirty": None})
+    kept = entries.add(run, tmp_path / "records")
+    found = records.read_record(kept)
+    assert found.provenance.commit == commit
+    same = found.provenance.model_copy(update={"commit": None, "dirty": None})
+    assert found.model_copy(update={"provenance": same}) == records.read_record(run)
+    change(run, provenance={"source_hash": "0" * 64})
+    assert records.with_commit(records.read_record(run)).provenance.commit is None
+
+
 def tamper(run):
     change(run, metrics={"average_accuracy": 0.99})
 
