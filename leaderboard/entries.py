@@ -105,9 +105,9 @@ def thinned(curves: bytes) -> bytes:
 def refuse(run: Path, record: Record, code: str | None = None) -> None:
     """Says why a run is no evidence.
 
-    Source is known where a commit holds it, where it is the installed release's, or where it is published. What
-    is then kept of a run of the installed release names the commit, if there is one (`as_kept`): a later
-    release is another.
+    Source is known where a commit holds it, where it is the installed release's, or where it is published.
+    What is then kept of a run of the installed release names the commit, if there is one (`as_kept`): a
+    later release is another.
 
     Args:
         run: Its directory.
