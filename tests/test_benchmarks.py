@@ -373,12 +373,10 @@ def test_map_is_the_bare_loop_to_the_last_digit(scripts, in_float64, network):
 
 
 @pytest.mark.parametrize(("network", "least", "most"), [("small_cnn", 1e-7, 1e-5), ("resnet20", 1e-3, 1)])
-def test_what_rounding_does_grows_in_a_residual_network(
-    scripts, in_float64, monkeypatch, network, least, most
-):
+def test_rounding_grows_in_a_residual_network(scripts, in_float64, monkeypatch, network, least, most):
     """Initial weights larger by 10^-7: how far twenty steps of 64-bit numbers then end from the others'.
 
-    That is why seeds of a residual network are not compared one by one between processors.
+    So rounding may part two fits of one seed on two processors.
     """
 
     def nudged(task, seed):
