@@ -8,8 +8,8 @@ from the weights of `map` at the same seed and takes its batches, so that seed b
 the two apart. With those of torch it draws both itself: means over seeds say whether the suite's draws are
 as good.
 
-With --json the seeds are kept beside those of other tasks, draws and processors. `docs/tasks/shift.md` compares
-them.
+With --json the seeds are kept beside those of other tasks, draws and processors. `docs/tasks/shift.md`
+compares them.
 """
 
 from __future__ import annotations
