@@ -217,7 +217,7 @@ def test_stages_are_side_by_side_where_asked(members, monkeypatch):
     widths = []
     init = Stacked.__init__
     monkeypatch.setattr(
-        Stacked, "__init__", lambda self, fits, stage: (widths.append(len(fits)), init(self, fits, stage))[1]
+        Stacked, "__init__", lambda self, fits, *more: (widths.append(len(fits)), init(self, fits, *more))[1]
     )
     for stacked in (False, True):
         options = TrainerOptions(accelerator="cpu", stacked=stacked)
