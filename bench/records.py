@@ -208,8 +208,12 @@ class Record(_Part):
 
 def write_record(directory: Path, record: Record) -> None:
     """Writes `record.json`; what no record may hold is escaped (`bench.text`)."""
-    whole = Record.model_validate(all_escaped(record.model_dump()))
-    write(directory / "record.json", (whole.model_dump_json(indent=2) + "\n").encode())
+    write(directory / "record.json", content(Record.model_validate(all_escaped(record.model_dump()))))
+
+
+def content(record: Record) -> bytes:
+    """What `record.json` holds of a record."""
+    return (record.model_dump_json(indent=2) + "\n").encode()
 
 
 def read_record(directory: Path) -> Record:

@@ -23,7 +23,7 @@ from bench.files import write_all, writing
 from bench.leaderboard.scoring import same
 from bench.leaderboard.store import run_arrays
 from bench.leaderboard.submission import OURS, SUBMISSIONS, run_name
-from bench.records import Record, read_curves, read_record, split_metrics, with_commit
+from bench.records import Record, content, read_curves, read_record, split_metrics, with_commit
 from bench.runner import load_scores, task_of
 from bench.settings import build
 from bench.source import source_hash
@@ -71,10 +71,10 @@ def add(run: Path, to: Path = RECORDS, force: bool = False) -> Path:
     return directory
 
 
-def as_kept(record: Record, content: bytes) -> bytes:
-    """The content of a `record.json`, with the commit of its source where the run could not know it."""
+def as_kept(record: Record, written: bytes) -> bytes:
+    """What is written in a `record.json`, with the commit of its source where the run could not know it."""
     whole = with_commit(record)
-    return content if whole == record else (whole.model_dump_json(indent=2) + "\n").encode()
+    return written if whole == record else content(whole)
 
 
 def thinned(curves: bytes) -> bytes:

@@ -64,6 +64,15 @@ def test_the_two_covariances_of_swag_do_not_differ_on_a_residual_network():
     assert all(0.42 < metrics["accuracy"] < 0.46 for own in found for metrics in own)
 
 
+def test_numbers_of_concrete_are_those_of_its_page():
+    """Means of three seeds, in nats."""
+    found = {}
+    for method in ("mc_dropout", "radial", "mfvi"):
+        records = [read_record(directory_of("uci_concrete", method, seed)) for seed in range(3)]
+        found[method] = round(np.mean([record.metrics["log_likelihood"] for record in records]), 2)
+    assert found == {"mc_dropout": -3.13, "radial": -3.19, "mfvi": -3.26}
+
+
 def test_joint_training_is_the_upper_bound():
     assert all(matrix[-1].mean() >= 0.96 for matrix in matrices("split_mnist+order=joint", "mfvi"))
 

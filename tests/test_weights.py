@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 from torch import nn
-from torch.func import functional_call
+from torch.func import functional_call, jacrev
 
 from bench import networks, weights
-from bench.weights import forward, ravel, reparametrise, sampled_outputs, unravel
+from bench.weights import forward, linearised, ravel, reparametrise, sampled_outputs, unravel
 
 TOLERANCE = {torch.float64: {"rtol": 1e-12, "atol": 1e-12}, torch.float32: {"rtol": 2e-4, "atol": 2e-5}}
 
@@ -370,3 +370,55 @@ def test_sampled_outputs_carry_no_gradient():
     network, stacked, inputs = case(small_mlp, 1)
     outputs = sampled_outputs(network, lambda n, g: stacked, inputs, 1, torch.Generator())
     assert not outputs.requires_grad
+
+
+# ---- the network's first-order expansion
+
+
+class NoWayBack(torch.autograd.Function):
+    """The identity, through which nobody may derive."""
+
+    @staticmethod
+    def forward(ctx, x):
+        """Inputs as they are."""
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Never to be called."""
+        raise AssertionError("derived by weights that no draw moves")
+
+
+def drawn(network, moved):
+    """Three draws in float64, which differ from the mode in the named weights alone."""
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: p.detach() + (name in moved) * torch.randn(3, *p.shape, generator=generator, dtype=p.dtype)
+        for name, p in network.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("moved", [("0.weight", "0.bias", "2.weight", "2.bias"), ("0.bias", "2.weight"), ()])
+def test_linearised_is_the_derivative_along_the_draws(moved):
+    """Against the Jacobian itself; the network under the draws, as the control, is another function."""
+    network = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    inputs, mode = torch.randn(4, 6, dtype=torch.float64), dict(network.named_parameters())
+    draws = drawn(network, moved)
+    found = linearised(network, draws, inputs)
+    slopes = jacrev(lambda w: functional_call(network, w, (inputs,)))(mode)  # [B, 3, *shape] each
+    for s, outputs in enumerate(found):
+        along = sum(slopes[n].flatten(2) @ (draws[n][s] - p).flatten() for n, p in mode.items())
+        torch.testing.assert_close(outputs, (network(inputs) + along).detach(), rtol=1e-12, atol=1e-12)
+    assert torch.allclose(found, forward(network, draws, inputs)) == (not moved)
+
+
+def test_linearised_derives_by_no_weights_that_stay():
+    """In the last layer alone the expansion is exact, and nothing before it is derived by."""
+    network = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    network[1].forward = lambda x: NoWayBack.apply(x.tanh())
+    inputs, last = torch.randn(4, 6, dtype=torch.float64), ("2.weight", "2.bias")
+    torch.testing.assert_close(
+        linearised(network, drawn(network, last), inputs), forward(network, drawn(network, last), inputs)
+    )
+    with pytest.raises(AssertionError, match="that no draw moves"):
+        linearised(network, drawn(network, ("0.weight", *last)), inputs)
