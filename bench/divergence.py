@@ -38,6 +38,19 @@ def location_scale_divergence(
     return 0.5 * squares.sum() - scale.log().sum() + p.scale.log().sum() + constant
 
 
+def cross_entropy(q: Distribution, p: Distribution) -> Tensor:
+    """-E_q log p of independent normals p, in nats: of q it takes the means and variances alone.
+
+    Raises:
+        NotImplementedError: p is of another form than independent normals of the shape of q.
+    """
+    if not is_normal(p) or p.event_shape != q.event_shape:
+        raise NotImplementedError
+    normal = p.base_dist
+    squares = ((q.mean - normal.loc).square() + q.variance) / normal.scale.square()
+    return (0.5 * squares + normal.scale.log() + 0.5 * math.log(2 * math.pi)).sum()
+
+
 class _OneScale(torch.autograd.Function):
     """The part of a divergence to normals of one `std` that depends on q; its gradient is written out."""
 

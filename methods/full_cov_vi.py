@@ -15,7 +15,6 @@ Valid for: every differentiable network and likelihood, up to 5,000 weights in a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -25,7 +24,6 @@ from torch.distributions import (
     Distribution,
     Independent,
     MultivariateNormal,
-    Normal,
     constraints,
     kl_divergence,
     register_kl,
@@ -34,7 +32,7 @@ from torch.nn.functional import softplus
 
 from bench import optimizers, priors
 from bench.contract import JOINT, Batch, Noise, Prior, Problem, WeightDistribution
-from bench.divergence import weight_divergence
+from bench.divergence import cross_entropy, weight_divergence
 from bench.energy import likelihood_term
 from bench.errors import UsageError
 from bench.families.variational import Variational
@@ -110,12 +108,7 @@ class FullNormal(Distribution):
 
 @register_kl(FullNormal, Independent)
 def _kl_full_independent(q: FullNormal, p: Independent) -> Tensor:
-    normal = p.base_dist
-    if type(normal) is not Normal or p.event_shape != q.event_shape:
-        raise NotImplementedError
-    squares = (q.loc - normal.loc).square() + q.variance
-    cross_entropy = 0.5 * squares / normal.scale.square() + normal.scale.log() + 0.5 * math.log(2 * math.pi)
-    return cross_entropy.sum() - q.entropy()
+    return cross_entropy(q, p) - q.entropy()
 
 
 @register_kl(FullNormal, FullNormal)

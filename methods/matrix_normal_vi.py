@@ -23,13 +23,13 @@ from typing import Any
 
 import torch
 from torch import Size, Tensor, nn
-from torch.distributions import Distribution, Independent, Normal, constraints, register_kl
+from torch.distributions import Distribution, Independent, constraints, register_kl
 from torch.linalg import solve_triangular
 from torch.nn.functional import softplus
 
 from bench import optimizers, priors
 from bench.contract import Batch, Noise, Prior, Problem
-from bench.divergence import weight_divergence
+from bench.divergence import cross_entropy, weight_divergence
 from bench.energy import likelihood_term
 from bench.errors import UsageError
 from bench.families.variational import Variational
@@ -127,13 +127,7 @@ class MatrixNormal(Distribution):
 
 @register_kl(MatrixNormal, Independent)
 def _kl_matrix_independent(q: MatrixNormal, p: Independent) -> Tensor:
-    """Only means and variances U_ii V_jj of the entries meet a prior that is diagonal."""
-    normal = p.base_dist
-    if type(normal) is not Normal or p.event_shape != q.event_shape:
-        raise NotImplementedError
-    squares = (q.loc - normal.loc).square() + q.variance
-    cross_entropy = 0.5 * squares / normal.scale.square() + normal.scale.log() + 0.5 * LOG_TWO_PI
-    return cross_entropy.sum() - q.entropy()
+    return cross_entropy(q, p) - q.entropy()
 
 
 @register_kl(MatrixNormal, MatrixNormal)
