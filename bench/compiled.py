@@ -3,14 +3,17 @@
 That is a method's `loss_terms`, or the function that its class names (`compilable`).
 
 A step of many operations on small tensors spends most of its time between them; compiled they are fused. It
-needs a C++ compiler, without which training is eager. torch keeps what it compiled for later processes.
+needs a C++ compiler, without which training is eager. torch keeps what it compiled for later processes, a
+library of its own that was cut off halfway included: that one is made anew.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,6 +47,7 @@ class Compiled:
         # processor's instructions are taken at its word: to try them with the compiler takes 16 s more.
         self.compiled = torch.compile(self.eager, dynamic=False, options={"cpp.vec_isa_ok": True})
         self.failed = False
+        self.removed: set[Path] = set()
         tell("compiling the training step; takes up to a minute where it is new")
 
     def __call__(self, *values: Any) -> Any:
@@ -55,13 +59,32 @@ class Compiled:
         try:
             return self.compiled(*values)
         except (TorchDynamoException, FailOnRecompileLimitHit) as error:
-            self.failed = True
             reason = str(getattr(error, "inner_exception", error)).strip() or "no reason given"
             first = reason.splitlines()[0]
+            if self.removes_damaged(first):
+                return self(*values)
+            self.failed = True
             if isinstance(error, FailOnRecompileLimitHit):
                 first = "the loss depends on numbers that change, and was compiled for each anew"
             self.tell(f"training runs eager, which is slower: it could not be compiled ({first})")
             return self.eager(*values)
+
+    def removes_damaged(self, reason: str) -> bool:
+        """Whether `reason` names a library of torch's cache that does not load; it is removed, once.
+
+        torch writes it in place, so that a process that is stopped meanwhile leaves a part of it.
+        """
+        from torch._inductor.runtime.cache_dir_utils import cache_dir
+        from torch._inductor.utils import clear_caches
+
+        named = re.search(r"(/.+\.so): ", reason)
+        library = Path(named[1]) if named else None
+        if not library or library in self.removed or not library.is_relative_to(cache_dir()):
+            return False
+        library.unlink(missing_ok=True)
+        self.removed.add(library)
+        clear_caches()  # which this process keeps of it
+        return True
 
 
 @contextmanager
@@ -73,13 +96,18 @@ def compiling(method: Method, tell: Callable[[str], None]) -> Iterator[Compiled]
         tell: Called with a sentence for the user.
     """
     from torch._dynamo import config  # slow to import
+    from torch._functorch import config as gradients
 
     for name in ("torch.utils.cpp_extension", "torch._dynamo"):  # a missing GPU; how it compiles
         logging.getLogger(name).setLevel(logging.ERROR)
     function = Compiled(method, tell)
     setattr(method, method.compilable, function)
     try:
-        with config.patch(fail_on_recompile_limit_hit=True):
+        # The backward pass is compiled with the forward pass, so that what fails of it fails here.
+        with (
+            config.patch(fail_on_recompile_limit_hit=True),
+            gradients.patch(force_non_lazy_backward_lowering=True),
+        ):
             yield function
     finally:
         delattr(method, method.compilable)

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -101,6 +103,48 @@ def test_without_compiler_training_is_eager_and_says_so(tmp_path, monkeypatch):
     assert "training runs eager" in told[1]
     assert "No working C++ compiler found" in told[1]
     assert "\n" not in told[1]
+
+
+COMPILES = """
+from test_compiled import BUDGET, engine, notices, problems
+made = engine(compiled=True)
+told = notices(made)
+made.fit(problems.regression(), BUDGET)
+assert made.fits[0]["compiled"] is True
+assert len(told) == 1, told
+"""
+
+
+@pytest.mark.slow
+@NEEDS_COMPILER
+def test_library_that_a_stopped_process_left_unfinished_is_made_anew(tmp_path, monkeypatch):
+    """As a kill while they are written leaves them; those of the backward pass are among them."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    engine(compiled=True).fit(problems.regression(), BUDGET)
+    libraries = list(tmp_path.rglob("*.main.so"))
+    assert len(libraries) > 1
+    for library in libraries:
+        library.unlink()  # this process has loaded it
+        library.touch()
+    subprocess.run([sys.executable, "-c", COMPILES], check=True)
+    assert all(library.stat().st_size for library in libraries)
+
+
+def test_only_a_library_of_the_cache_is_removed_and_only_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    function = compiled.Compiled(engine().fit(problems.regression(), BUDGET), lambda text: None)
+    own, other = tmp_path / "cache" / "ab" / "own.main.so", tmp_path / "other.so"
+    own.parent.mkdir(parents=True)
+    for library in (own, other):
+        library.touch()
+    assert function.removes_damaged(f"ImportError: {own}: file too short")
+    assert not own.exists()
+    own.touch()
+    for reason in (f"ImportError: {own}: file too short", f"OSError: {other}: file too short", "no compiler"):
+        assert not function.removes_damaged(reason)
+    assert own.exists()
+    assert other.exists()
 
 
 @pytest.mark.slow
