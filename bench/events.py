@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 Observer = Callable[[str, dict[str, Any]], None]
 """Called with (event, values) on every event of a run."""
 
-_PLACE = ("epoch", "of", "fit", "fits", "steps")
+_PLACE = ("epoch", "of", "together", "fit", "fits", "steps")
 
 
 class Number(NamedTuple):

@@ -35,7 +35,8 @@ class Course:
     """How far a run has come, by its events.
 
     Stages are equal parts of a run, the fits of one call of `Engine.fit` or `Engine.fit_many` equal parts of
-    their stage, epochs equal parts of their fit. Further calls in a stage have no part of their own.
+    their stage, epochs equal parts of their fit, or of all fits that are trained side by side (`together`).
+    Further calls in a stage have no part of their own.
 
     Args:
         clock: Tells the time.
@@ -61,10 +62,11 @@ class Course:
             self._stage, self._places, self._loss = values, [], ""
             self._reach(0.0)
         elif event == "epoch":
-            epoch, of = values["epoch"], max(values["of"], 1)
-            self._works_from((fit - 1 + (epoch - 1) / of) / fits)
-            self._reach((fit - 1 + epoch / of) / fits)
-            self._places = [f"fit {fit} of {fits}"] * (fits > 1) + [f"epoch {epoch} of {of}"]
+            epoch, of, together = values["epoch"], max(values["of"], 1), values.get("together", 1)
+            self._works_from((fit - 1 + together * (epoch - 1) / of) / fits)
+            self._reach((fit - 1 + together * epoch / of) / fits)
+            name = f"fit {fit}" if together == 1 else f"fits {fit} to {fit + together - 1}"
+            self._places = [f"{name} of {fits}"] * (fits > 1) + [f"epoch {epoch} of {of}"]
             self._loss = f"loss {values['loss']:.4g}"
         elif event == "fit":
             if not values["was_there"]:

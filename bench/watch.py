@@ -184,7 +184,8 @@ class Watch(pl.callbacks.Checkpoint):
         last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
         if last:
             self._tell_steps()
-        self.observe("epoch", row | {"of": trainer.max_epochs, "steps": self.copies * self.steps})
+        place = {"of": trainer.max_epochs, "together": self.copies, "steps": self.copies * self.steps}
+        self.observe("epoch", row | place)
         if self.partial is not None and not last:
             self._save(trainer, self.partial)
 

@@ -41,8 +41,9 @@ def stage(number, of, name="step"):
     return "stage", {"name": f"{name} {number}", "number": number, "of": of}
 
 
-def epoch(number, of, fit=1, fits=1):
-    return "epoch", {"epoch": number, "of": of, "fit": fit, "fits": fits, "loss": 0.5}
+def epoch(number, of, fit=1, fits=1, together=1):
+    place = {"of": of, "together": together, "fit": fit, "fits": fits}
+    return "epoch", {"epoch": number, "loss": 0.5} | place
 
 
 def fitted(fit=1, fits=1, was_there=False):
@@ -64,6 +65,23 @@ def frame(observer, width):
     console = terminal(width)
     console.print(observer.view.frame())
     return Text.from_ansi(console.file.getvalue()).plain.splitlines()
+
+
+def test_fits_side_by_side_come_as_far_together(clock):
+    """Ten of twenty, after three of four epochs, are 3/8 of the stage: they took 60 s, so 100 are left."""
+    with shown(terminal(160), "map iris_depth", clock) as observer:
+        observer(*stage(1, 1))
+        observer(*epoch(1, 4, 1, 20, together=10))
+        for number in (1, 2):
+            clock.now += 30
+            observer(*epoch(number + 1, 4, 1, 20, together=10))
+        (line,) = frame(observer, 160)
+        assert "fits 1 to 10 of 20, epoch 3 of 4" in line
+        assert "  37 % ETA 0:01:40 " in line
+        observer(*epoch(1, 4, 11, 20, together=10))
+        (line,) = frame(observer, 160)
+        assert "fits 11 to 20 of 20, epoch 1 of 4" in line
+        assert "  62 % " in line
 
 
 def a_run(epochs=4):
