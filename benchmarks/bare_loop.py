@@ -9,8 +9,8 @@ the two apart. With nudged ones it starts a part in 10^7 away: the loop beside i
 parts two fits. With those of torch it draws both itself: means over seeds say whether the suite's draws are
 as good.
 
-With --json the seeds are kept beside those of other tasks, draws and processors. `docs/tasks/shift.md`
-compares them.
+With --json each seed is kept at once, beside those of other tasks, draws and processors.
+`docs/tasks/shift.md` compares them.
 """
 
 from __future__ import annotations
@@ -132,18 +132,21 @@ def main() -> None:
     torch.set_num_threads(1)
     entry = registry.task(options.task)
     task = entry.cls(build(entry.cls.settings_class, entry.fixed, "task"), options.data_dir)
-    found = [
-        {"seed": seed, "device": processor()} | scores(task, fit(task, options.draws, seed))
-        for seed in range(options.seeds)
-    ]
+    found: list[dict[str, Any]] = []
+    for seed in range(options.seeds):
+        found.append({"seed": seed, "device": processor()} | scores(task, fit(task, options.draws, seed)))
+        if options.json:
+            keep(options.json, options.task, options.draws, found[-1])
     print_table(found)
-    if options.json:
-        tasks = json.loads(options.json.read_text())["tasks"] if options.json.exists() else {}
-        own = tasks.setdefault(options.task, {})
-        made = {(run["seed"], run["device"]) for run in found}
-        kept = [run for run in own.get(options.draws, []) if (run["seed"], run.get("device")) not in made]
-        own[options.draws] = kept + found
-        write(options.json, {"tasks": tasks})
+
+
+def keep(path: Path, task: str, draws: str, run: dict[str, Any]) -> None:
+    """Adds a seed to a file, in place of the same seed on the same processor."""
+    tasks = json.loads(path.read_text())["tasks"] if path.exists() else {}
+    own = tasks.setdefault(task, {})
+    place = (run["seed"], run["device"])
+    own[draws] = [old for old in own.get(draws, []) if (old["seed"], old.get("device")) != place] + [run]
+    write(path, {"tasks": tasks})
 
 
 if __name__ == "__main__":
