@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -421,27 +422,53 @@ def test_a_plain_network_is_overconfident_on_cifar10():
     assert (round(whole["temperature"], 1), round(whole["nll_scaled"], 2)) == (2.3, 1.15)
 
 
-def test_on_cifar10_dropout_alone_leads_and_wide_posteriors_are_calibrated():
+WIDE = ("ivon", "mfvi", "sghmc", "swag")
+
+
+def less_map(method, name):
+    """The paired 95% interval of a metric of a method less that of `map` on shift_cifar10."""
+    pairs = zip(*(shifted(of, "shift_cifar10", 3) for of in (method, "map")), strict=True)
+    return interval(np.array([own[name] - of[name] for own, of in pairs]))
+
+
+def test_on_cifar10_two_lead_and_wide_posteriors_are_calibrated():
     """Paired 95% intervals of three seeds, each by itself."""
-    plain = shifted("map", "shift_cifar10", 3)
-
-    def less_map(method, name):
-        found = shifted(method, "shift_cifar10", 3)
-        return interval(np.array([own[name] - of[name] for own, of in zip(found, plain, strict=True)]))
-
-    for method in ("ivon", "mc_dropout", "mfvi", "radial", "sghmc"):
-        assert (less_map(method, "nll")[1] < 0) == (method == "mc_dropout")
-        assert (less_map(method, "ece")[1] < 0) == (method != "radial")
-        clean = np.mean([m["conformal_coverage_clean"] for m in shifted(method, "shift_cifar10", 3)])
-        assert 0.88 < clean < 0.92
-    for name in ("accuracy", "nll_scaled"):
-        low, high = less_map("mc_dropout", name)
-        assert low < 0 < high
+    leads = ("deep_ensemble", "mc_dropout")
+    for method in (*WIDE, *leads, "laplace_last_layer", "radial"):
+        assert (less_map(method, "nll")[1] < 0) == (method in leads), method
+        assert (less_map(method, "ece")[1] < 0) == (method in WIDE + leads), method
+    for method, name in product(leads, ("accuracy", "nll_scaled")):
+        low, high = less_map(method, name)
+        assert low < 0 < high, (method, name)
+    for method in WIDE:
+        runs = shifted(method, "shift_cifar10", 3)
+        assert max(m["temperature"] for m in runs) < 1
+        assert 0.13 <= round(-np.mean(less_map(method, "ece")), 2) <= 0.17
+        plain = shifted("map", "shift_cifar10", 3)
+        assert np.mean([m["accuracy"] for m in runs]) < np.mean([m["accuracy"] for m in plain])
     assert less_map("ivon", "accuracy_clean")[1] < 0
-    for metrics in shifted("radial", "shift_cifar10", 3):
-        assert metrics["temperature"] > 1
-        assert metrics["nll_scaled"] < metrics["nll"]
-        assert metrics["nll_clean_scaled"] < metrics["nll_clean"]
+
+
+def test_what_was_named_before_the_runs_on_cifar10():
+    """Points 2 to 4 of docs/decisions.md; the first is in the test above."""
+    runs = {r.method.identity for _, r in committed() if r.task.identity == "shift_cifar10"}
+    runs = {method: shifted(method, "shift_cifar10", 3) for method in runs}
+    assert len(runs) == 9
+    mean = {
+        m: {n: np.mean([of[n] for of in found]) for n in ("nll", "nll_scaled")} for m, found in runs.items()
+    }
+    lead = {m: mean["map"]["nll"] - of["nll"] for m, of in mean.items() if m not in ("map", "deep_ensemble")}
+    left = {m: (mean["map"]["nll_scaled"] - mean[m]["nll_scaled"]) / of for m, of in lead.items() if of > 0}
+    assert len(left) == 6
+    assert sorted(left, key=left.get)[-1] == "mc_dropout"
+    assert round(1 - left.pop("mc_dropout"), 2) == 0.64
+    assert max(left.values()) <= 0
+    blunt = [m for found in runs.values() for m in found if m["temperature"] > 1]
+    assert len(blunt) == 10
+    assert all(m["nll_scaled"] < m["nll"] and m["nll_clean_scaled"] < m["nll_clean"] for m in blunt)
+    covered = {m: np.mean([of["conformal_coverage_clean"] for of in found]) for m, found in runs.items()}
+    assert round(covered.pop("deep_ensemble"), 3) == 0.878
+    assert 0.88 < min(covered.values()) < max(covered.values()) < 0.92
 
 
 SEEDS = {"shift_digits": 5, "shift_fashion_mnist": 3}
