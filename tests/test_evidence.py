@@ -66,12 +66,12 @@ def test_the_two_covariances_of_swag_do_not_differ_on_a_residual_network():
 
 
 def test_numbers_of_concrete_are_those_of_its_page():
-    """Means of three seeds, in nats."""
+    """Means of four seeds, in nats."""
     found = {}
     for method in ("mc_dropout", "radial", "mfvi"):
-        records = [read_record(directory_of("uci_concrete", method, seed)) for seed in range(3)]
+        records = [read_record(directory_of("uci_concrete", method, seed)) for seed in range(4)]
         found[method] = round(np.mean([record.metrics["log_likelihood"] for record in records]), 2)
-    assert found == {"mc_dropout": -3.13, "radial": -3.19, "mfvi": -3.26}
+    assert found == {"mc_dropout": -3.13, "radial": -3.2, "mfvi": -3.26}
 
 
 def test_joint_training_is_the_upper_bound():
@@ -261,9 +261,9 @@ METHODS = [
 ]
 
 
-def toy(method, task="toy_regression"):
-    """Records of the seeds 0, 1 and 2."""
-    return [read_record(RECORDS / task / method / f"seed{seed}") for seed in range(3)]
+def toy(method, task="toy_regression", seeds=3):
+    """Records of the seeds 0, 1, ..."""
+    return [read_record(RECORDS / task / method / f"seed{seed}") for seed in range(seeds)]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -279,7 +279,7 @@ def test_all_are_compared_with_one_reference():
 
 def test_three_layers_of_mean_field_are_less_sure_in_the_gap_than_one():
     one = [record.metrics for record in toy("mfvi")]
-    three = [record.metrics for record in toy("mfvi", "toy_regression+layers=3")]
+    three = [record.metrics for record in toy("mfvi", "toy_regression+layers=3", 4)]
     for name in ("gap_ratio", "gap_sd"):
         assert min(m[name] for m in three) > max(m[name] for m in one)
 
