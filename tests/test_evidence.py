@@ -490,7 +490,7 @@ def test_map_is_the_bare_loop_but_for_rounding(task):
 
 
 def test_on_cifar10_map_is_the_bare_loop_within_its_interval():
-    """By no metric of four. The control is `ivon`; the loop's seed 0 differs between processors."""
+    """By no metric of four, with torch's default Adam. The control is `ivon`; seed 0 differs by processor."""
     loops = [run for run in BARE["shift_cifar10"]["map"] if run["device"] == "AMD EPYC"]
     (elsewhere,) = (run for run in BARE["shift_cifar10"]["map"] if run["device"] != "AMD EPYC")
     assert abs(elsewhere["nll"] - loops[elsewhere["seed"]]["nll"]) > 0.3  # one seed on two processors
@@ -500,6 +500,18 @@ def test_on_cifar10_map_is_the_bare_loop_within_its_interval():
         assert low < 0 < high, name
         low, high = interval(np.array([m[name] for m in shifted("ivon", "shift_cifar10", 3)]) - plain)
         assert not low < 0 < high, name
+
+
+def test_on_cifar10_rounding_decides_and_the_kernel_of_map_ends_where_map_does():
+    """Seed 0: there `map` came to 2.133088, a run that is not kept; compiled, elsewhere, to 2.11."""
+    of = BARE["shift_cifar10"]
+    (fused,), (nudged,) = of["fused"], of["nudged"]
+    (loop,) = (run for run in of["map"] if run["seed"] == 0 and run["device"] == fused["device"])
+    assert fused["seed"] == nudged["seed"] == 0
+    assert abs(fused["nll"] - 2.133088) < 1e-5
+    assert abs(fused["nll"] - shifted("map", "shift_cifar10", 3)[0]["nll"]) < 0.03
+    assert round(nudged["nll"] - loop["nll"], 2) == 0.08
+    assert round(loop["nll"], 2) == 1.78
 
 
 def test_the_draws_of_map_are_as_good_as_those_of_torch():

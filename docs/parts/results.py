@@ -149,18 +149,23 @@ def bare_loop() -> str:
     for task, loops in json.loads(BARE_LOOP.read_text())["tasks"].items():
         runs, places = by_seed(task, "map"), {of.get("device"): None for of in loops["map"]}
         for place, name in product(places, BARE_METRICS):
-            same = {of["seed"]: of[name] for of in loops["map"] if of.get("device") == place}
-            ours = {seed: record.metrics[name] for seed, (_, record) in runs.items() if seed in same}
-            paired = student([value - same[seed] for seed, value in ours.items()])
-            means = [interval([*ours.values()]), f"{paired:.2g}", interval([*same.values()])]
-            row = [f"`{task}`" + (f", {place}" if place else ""), f"`{name}`", *means]
+            of_map, fused, nudged = (
+                {of["seed"]: of[name] for of in loops.get(draws, []) if of.get("device") == place}
+                for draws in ("map", "fused", "nudged")
+            )
+            ours = {seed: record.metrics[name] for seed, (_, record) in runs.items() if seed in of_map}
+            row = [f"`{task}`" + (f", {place}" if place else ""), f"`{name}`", interval([*ours.values()])]
+            row += [f"{student(differences(ours, of_map)):.2g}", interval([*of_map.values()])]
+            row += [interval([*fused.values()]) if fused else "not run"]
+            row += [f"{student(differences(nudged, of_map)):.2g}" if nudged else "not run"]
             if "torch" in loops:
                 drawn = [of[name] for of in loops["torch"]]
-                apart = welch(Moments.of([*same.values()]), Moments.of(drawn))
+                apart = welch(Moments.of([*of_map.values()]), Moments.of(drawn))
                 row += [interval(drawn), f"{apart:.2g}"]
-            rows.append(row + ["not run"] * (7 - len(row)))
-    head = ["task", "", "`map`", "`map` less the loop, same draws"]
-    return table([*head, "loop, draws of `map`", "loop, draws of torch", "one less the other"], rows)
+            rows.append(row + ["not run"] * (9 - len(row)))
+    head = ["task", "", "`map`", "`map` less the loop, same draws", "loop, draws of `map`"]
+    head += ["the same, Adam as one kernel", "nudged less the loop"]
+    return table([*head, "loop, draws of torch", "one less the other"], rows)
 
 
 def iris_depths() -> str:
