@@ -12,6 +12,7 @@ import torch
 import torch._dynamo.config
 import torch._inductor.config
 from conformance import problems
+from torch._inductor.utils import clear_caches
 from torch.testing import assert_close
 
 import bench
@@ -121,6 +122,7 @@ def test_library_that_a_stopped_process_left_unfinished_is_made_anew(tmp_path, m
     """As a kill while they are written leaves them; those of the backward pass are among them."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.path.dirname(__file__))
+    clear_caches()  # of the tests before
     engine(compiled=True).fit(problems.regression(), BUDGET)
     libraries = list(tmp_path.rglob("*.main.so"))
     assert len(libraries) > 1
