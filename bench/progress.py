@@ -35,8 +35,8 @@ class Course:
     """How far a run has come, by its events.
 
     Stages are equal parts of a run, the fits of one call of `Engine.fit` or `Engine.fit_many` equal parts of
-    their stage, epochs equal parts of their fit, or of all fits that are trained side by side (`together`).
-    Further calls in a stage have no part of their own.
+    their stage, epochs equal parts of their fit, or of all fits that are trained side by side (`together`),
+    those of later stages included. Further calls in a stage have no part of their own.
 
     Args:
         clock: Tells the time.

@@ -6,8 +6,8 @@ The loop takes from the suite the network, the images and their corruptions. Fit
 here: Adam, cross-entropy plus the prior's squared weights, whole epochs. With the draws of `map` it starts
 from the weights of `map` at the same seed and takes its batches, so that seed by seed only rounding may tell
 the two apart. With nudged ones it starts a part in 10^7 away: the loop beside itself says how far rounding
-parts two fits. With those of torch it draws both itself: means over seeds say whether the suite's draws are
-as good.
+parts two fits. `fused` are the draws of `map` with Adam as the one kernel that `map` takes. With those of
+torch it draws both itself: means over seeds say whether the suite's draws are as good.
 
 With --json each seed is kept at once, beside those of other tasks, draws and processors.
 `docs/tasks/shift.md` compares them.
@@ -126,7 +126,12 @@ def scores(task: Any, network: nn.Module) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("task", help="of tasks/shift.py")
-    parser.add_argument("--draws", choices=DRAWS, default="map", help="of initial weights and batches")
+    parser.add_argument(
+        "--draws",
+        choices=DRAWS,
+        default="map",
+        help="initial weights, batches; of fused, Adam's kernel",
+    )
     parser.add_argument("--seeds", type=int, default=3, help="how many: 0, 1, ...")
     parser.add_argument("--data-dir", help="folder of data sets")
     parser.add_argument(

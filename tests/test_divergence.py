@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Independent, Laplace, Normal, kl_divergence, register_kl
 
-from bench.divergence import divergence, location_scale_divergence
+from bench.divergence import cross_entropy, divergence, location_scale_divergence
 from bench.methods.full_cov_vi import FullNormal
 from bench.methods.matrix_normal_vi import MatrixNormal
 from bench.methods.radial import RadialNormal
@@ -118,3 +118,12 @@ def test_closed_form_of_a_family_declines_a_prior_that_is_not_normal(kind):
     estimate = (q.log_prob(draws) - p.log_prob(draws)).mean()
     torch.testing.assert_close(divergence(q, p, draws), estimate)
     assert not torch.isclose(divergence(q, normal, draws), estimate, rtol=1e-2)
+
+
+def test_cross_entropy_is_that_of_torch_and_declines_another_shape():
+    """To itself a normal has its entropy; a prior that broadcasts would be another number."""
+    loc, scale = torch.tensor([[0.3, -1.0]]), torch.tensor([[0.5, 2.0]])
+    p = normal_tensor(loc, scale)
+    torch.testing.assert_close(cross_entropy(p, p), p.entropy())
+    with pytest.raises(NotImplementedError):
+        cross_entropy(p, normal_tensor(torch.zeros(1, 1), torch.ones(1, 1)))

@@ -13,6 +13,7 @@ from bench import registry
 from bench.contract import Budget
 from bench.engine import Engine, TrainerOptions
 from bench.errors import Diverged
+from bench.progress import Course
 from bench.settings import build
 from bench.stacked import Stacked
 
@@ -208,6 +209,25 @@ def test_members_of_an_ensemble_are_stacked_too():
     for a, b in zip(made[0].members, made[1].members, strict=True):
         for key, value in a.state_dict().items():
             assert_close(b.state_dict()[key], value, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_progress_of_fits_side_by_side_is_that_of_all(stacked):
+    """Three fits: after the first epoch of E they have come as far as 1 / E; one alone a third of that."""
+    cls = registry.method("map").cls
+    options = TrainerOptions(accelerator="cpu", stacked=stacked)
+    made, course, shares = Engine(cls, cls.settings_class(), 0, None, options), Course(), []
+
+    def follow(event, values):
+        course.follow(event, values)
+        if event == "epoch":
+            shares.append(course.share)
+
+    made.observe(follow)
+    made.fit_many(3 * [problems.mlp()], BUDGET)
+    assert shares[0] == pytest.approx((1 if stacked else 1 / 3) / BUDGET.epochs)
+    assert shares[-1] == pytest.approx(1)
+    assert len(shares) == (1 if stacked else 3) * BUDGET.epochs
 
 
 @pytest.mark.parametrize("members", [1, 2])
