@@ -12,7 +12,7 @@ Deviations: coupling layers in their invertible form; lambda, k and beta are the
 exponentials, of what is trained, so that no step can leave their range. The preset paper trains with
 V = relu(lambda + sqrt(lambda) eps) / beta for V ~ Gamma(lambda, beta), as published; others have exact draws
 with implicit gradients, masks of exact halves and a falling rate.
-Cost: S forward and backward passes, and of the flow 264 multiplications per weight and sample.
+Cost: S forward and backward passes, and of the flow 264 multiplications per weight and sample at 16 units.
 Valid for: every differentiable network and likelihood, up to 100,000 weights.
 """
 
@@ -196,6 +196,8 @@ class Settings:
     """What coupling layers keep: halves of the entries, or published, draws with replacement."""
     start: flow.Start = "random"
     """The flow at first: random as published, or the identity."""
+    units: Count = 16
+    """Hidden units of a layer of the coupling networks, at least 1; 16 is published."""
 
 
 class NFGamma(FlowVI):

@@ -8,7 +8,7 @@ and 7. A name as the paper prints it is accepted: `nf_gaussian_{mu0}_{v0}`, wher
 is a VARIANCE; the source is not trained there.
 Deviations: coupling layers in their invertible form. The source can be trained too (`trainable`), so that a
 comparison with nf_gamma need not be one of a learned source with a fixed one.
-Cost: S forward and backward passes, and of the flow 264 multiplications per weight and sample.
+Cost: S forward and backward passes, and of the flow 264 multiplications per weight and sample at 16 units.
 Valid for: every differentiable network and likelihood, up to 100,000 weights.
 """
 
@@ -54,6 +54,8 @@ class Settings:
     """What coupling layers keep: halves of the entries, or published, draws with replacement."""
     start: flow.Start = "random"
     """The flow at first: random as published, or the identity."""
+    units: Count = 16
+    """Hidden units of a layer of the coupling networks, at least 1; 16 is published."""
 
 
 class NFGaussian(FlowVI):

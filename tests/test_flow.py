@@ -23,11 +23,11 @@ SIZES = pytest.mark.parametrize("size", [1, 2, 5, 12])
 MASKS = pytest.mark.parametrize("masks", ["halves", "published"])
 
 
-def made(size, masks="halves", start="random", seed=0):
+def made(size, masks="halves", start="random", seed=0, units=16):
     """A flow in float64 under a seed of its own."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return CouplingFlow(size, masks, start).double()
+        return CouplingFlow(size, masks, start, units).double()
 
 
 def moved(size, masks, seed=0):
@@ -277,8 +277,18 @@ def test_large_networks_are_refused(cls):
     assert ("nf_gamma" if cls is NFGamma else "nf_gaussian") in str(info.value)
 
 
+@pytest.mark.parametrize(("units", "numbers"), [(16, 264), (3, 56)])
+def test_the_flow_has_so_many_numbers_per_weight(units, numbers):
+    """As the refusal of large networks says: the number of its parameters grows with d, and with the units.
+
+    Two networks of four layers have a row of `units` in, one out, and a bias for each weight.
+    """
+    counts = [sum(p.numel() for p in made(d, units=units).parameters()) for d in (100, 101)]
+    assert counts[1] - counts[0] == numbers == 4 * 2 * (2 * units + 1)
+
+
 @flows.METHODS
-def test_the_flow_has_264_numbers_per_weight(cls):
-    """As the refusal of large networks says: the number of its parameters grows with d."""
-    counts = [sum(p.numel() for p in made(d).parameters()) for d in (100, 101)]
-    assert counts[1] - counts[0] == 264
+def test_a_method_has_the_units_that_its_settings_ask_for(cls):
+    """A setting that no network took would leave 16."""
+    network = flows.method_of(cls, problems.linear(), units=4).flow
+    assert {tuple(w.shape[1:]) for w in network.enter} == {(network.masks.shape[1], 4)}

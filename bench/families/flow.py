@@ -2,7 +2,7 @@
 
 The layers are those of "Variational Inference via Resolution of Singularities" 2022 (docs/sources.md),
 section 6 and appendix D: two pairs, the mask of a pair and then its complement, networks for scale and shift
-with three hidden layers of 16 units. The coupling printed there is not invertible; this one is
+with three hidden layers of 16 units unless more are asked for. The coupling printed there is not invertible; this one is
 v = r u + (1 - r) (u exp(s(r u)) + t(r u)).
 
 A method of this kind is a source distribution over `xi` and this flow; see methods/nf_gamma.py.
@@ -38,7 +38,7 @@ NUMBER = r"(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?"
 Layer = tuple[Tensor, ...]
 """Mask, complement, and of the two networks weights and biases."""
 
-_PAIRS, _UNITS = 2, 16
+_PAIRS = 2
 _PEAK = 2.0
 """Where rates that fall begin, in units of the constant rate that is published."""
 
@@ -53,22 +53,23 @@ class CouplingFlow(nn.Module):
         masks: "halves" keeps a random half of the entries in one layer of a pair and the other half in the
             next; "published" keeps what d // 2 draws with replacement leave, about 61%, and then the rest.
         start: "identity" begins as the identity map, "random" with torch's own initial weights everywhere.
+        units: Hidden units of a layer of the networks, at least 1.
     """
 
     masks: Tensor
 
-    def __init__(self, size: int, masks: Masks, start: Start) -> None:
+    def __init__(self, size: int, masks: Masks, start: Start, units: int) -> None:
         super().__init__()
         kept = torch.stack([_mask(size, masks) for _ in range(_PAIRS)])
         self.register_buffer("masks", torch.stack([kept, 1 - kept], 1).flatten(0, 1))  # [4, d]
         # Of every layer the networks for scale and shift, side by side; few tensors make fast steps.
         layers = 2 * _PAIRS
-        self.enter = nn.ParameterList(_uniform(2, size, _UNITS, fan_in=size) for _ in range(layers))
-        self.enter_bias = _uniform(layers, 2, 1, _UNITS, fan_in=size)
-        self.hidden = _uniform(layers, 2, 2, _UNITS, _UNITS, fan_in=_UNITS)
-        self.hidden_bias = _uniform(layers, 2, 2, 1, _UNITS, fan_in=_UNITS)
-        self.leave = nn.ParameterList(_uniform(2, _UNITS, size, fan_in=_UNITS) for _ in range(layers))
-        self.leave_bias = _uniform(layers, 2, 1, size, fan_in=_UNITS)
+        self.enter = nn.ParameterList(_uniform(2, size, units, fan_in=size) for _ in range(layers))
+        self.enter_bias = _uniform(layers, 2, 1, units, fan_in=size)
+        self.hidden = _uniform(layers, 2, 2, units, units, fan_in=units)
+        self.hidden_bias = _uniform(layers, 2, 2, 1, units, fan_in=units)
+        self.leave = nn.ParameterList(_uniform(2, units, size, fan_in=units) for _ in range(layers))
+        self.leave_bias = _uniform(layers, 2, 1, size, fan_in=units)
         if start == "identity":
             for parameter in (*self.leave, self.leave_bias):
                 nn.init.zeros_(parameter)
@@ -134,14 +135,14 @@ class FlowVI(Method):
     """Variational inference with weights w = g(xi): a source distribution over xi, and a coupling flow g.
 
     A subclass declares the source: `draw_noise`, `source`, `exact_source` and `source_log_prob`. Its
-    settings have `learning_rate`, `schedule`, `train_samples`, `masks` and `start`.
+    settings have `learning_rate`, `schedule`, `train_samples`, `masks`, `start` and `units`.
     """
 
     provides = frozenset({"weight_samples", "density", "weighted", "loss_terms"})
     stacks = True
     fastest = ("compiled", "stacked")
     LARGEST = 100_000
-    """Weights above which a problem is refused: the flow has 264 numbers for each."""
+    """Weights above which a problem is refused: the flow of 16 units has 264 numbers for each."""
 
     def __init__(self, problem: Problem, settings: Any, start: FlowVI | None = None) -> None:
         super().__init__(problem, settings, start)
@@ -150,10 +151,10 @@ class FlowVI(Method):
         if self.size > self.LARGEST:
             name = type(self).__module__.rpartition(".")[2]
             raise UsageError(
-                f"the flow of {name} over {self.size:,} weights has {264 * self.size:,} parameters; it takes "
+                f"the flow of {name} over {self.size:,} weights has {(16 * settings.units + 8) * self.size:,} parameters; it takes "
                 f"at most {self.LARGEST:,} weights: take a smaller network"
             )
-        self.flow = CouplingFlow(self.size, settings.masks, settings.start)
+        self.flow = CouplingFlow(self.size, settings.masks, settings.start, settings.units)
         self.epochs = 1
 
     @classmethod

@@ -368,7 +368,7 @@ def test_side_by_side_draws_follow_the_learned_source(gradient):
 def test_size_one():
     """A network of a single weight: beta is n alone, and no coupling layer has anything to keep."""
     with torch.random.fork_rng(devices=[]):
-        flow = CouplingFlow(1, "halves", "random")
+        flow = CouplingFlow(1, "halves", "random", units=16)
     assert flow(torch.ones(2, 1))[0].shape == (2, 1)
     problem = flows.single_weight()
     method = fitted(problem)
