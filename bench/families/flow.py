@@ -2,8 +2,8 @@
 
 The layers are those of "Variational Inference via Resolution of Singularities" 2022 (docs/sources.md),
 section 6 and appendix D: two pairs, the mask of a pair and then its complement, networks for scale and shift
-with three hidden layers of 16 units unless more are asked for. The coupling printed there is not invertible; this one is
-v = r u + (1 - r) (u exp(s(r u)) + t(r u)).
+with three hidden layers, of 16 units where nothing else is asked for. The coupling printed there is not
+invertible; this one is v = r u + (1 - r) (u exp(s(r u)) + t(r u)).
 
 A method of this kind is a source distribution over `xi` and this flow; see methods/nf_gamma.py.
 
@@ -150,9 +150,10 @@ class FlowVI(Method):
         self.size = sum(p.numel() for p in self.network.parameters())
         if self.size > self.LARGEST:
             name = type(self).__module__.rpartition(".")[2]
+            parameters = (16 * settings.units + 8) * self.size
             raise UsageError(
-                f"the flow of {name} over {self.size:,} weights has {(16 * settings.units + 8) * self.size:,} parameters; it takes "
-                f"at most {self.LARGEST:,} weights: take a smaller network"
+                f"the flow of {name} over {self.size:,} weights has {parameters:,} parameters; it takes at most "
+                f"{self.LARGEST:,} weights: take a smaller network"
             )
         self.flow = CouplingFlow(self.size, settings.masks, settings.start, settings.units)
         self.epochs = 1
