@@ -152,8 +152,8 @@ class FlowVI(Method):
             name = type(self).__module__.rpartition(".")[2]
             parameters = (16 * settings.units + 8) * self.size
             raise UsageError(
-                f"the flow of {name} over {self.size:,} weights has {parameters:,} parameters; it takes at most "
-                f"{self.LARGEST:,} weights: take a smaller network"
+                f"the flow of {name} over {self.size:,} weights has {parameters:,} parameters; it takes at "
+                f"most {self.LARGEST:,} weights: take a smaller network"
             )
         self.flow = CouplingFlow(self.size, settings.masks, settings.start, settings.units)
         self.epochs = 1
