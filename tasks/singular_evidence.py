@@ -195,10 +195,7 @@ class SingularEvidence(Task):
 
     @property
     def finds_evidence(self) -> bool:
-        """Whether a run looks for the log evidence of its data sets.
-
-        Draws of a prior away from 0 may miss what carries the evidence, and no spread of theirs tells.
-        """
+        """Whether log evidences are looked for; draws of a prior away from 0 may miss what carries them."""
         s = self.settings
         few = s.model == "tanh" and s.hidden <= _MOST_UNITS and s.prior_mean == 0
         return few or s.model == "linear"
@@ -401,6 +398,7 @@ def row(run: FinishedRun) -> singular.Run:
     ]
     true_weight = None if s.model == "reduced_rank" else s.true_weight
     error, of_error = "generalisation_error", "generalisation_standard_error"
+    is_known = isinstance(run.metrics.get("log_evidence"), float)
     return singular.Run(
         method=run.method_name,
         preset=", ".join([run.preset, *changed]),
@@ -409,6 +407,7 @@ def row(run: FinishedRun) -> singular.Run:
         num_train=s.num_train,
         epochs=s.epochs,
         psis=np.where(kept, psis(run.arrays), np.nan),
+        log_evidences=run.arrays["log_evidences"] if is_known else np.full(len(kept), np.nan),
         digests=run.arrays["data_digests"],
         leading_term=run.task.leading_term,
         generalisation=(run.metrics[error], run.metrics[of_error]),

@@ -27,7 +27,7 @@ def run(method, psis, triplet=AT_FIVE, preset="paper", seed=1, num_train=5000, *
     for r in range(len(psis)):
         digests[r, :8] = np.frombuffer(np.int64(hash((seed, triplet[:3], num_train, r))).tobytes(), np.uint8)
     given = {"epochs": 2000, "leading_term": None, "generalisation": (None, None), "functions": None}
-    given["digests"] = digests
+    given |= {"digests": digests, "log_evidences": np.full(len(psis), np.nan)}
     return Run(method, preset, seed, triplet, num_train, psis=np.array(psis, float), **(given | other))
 
 
@@ -240,6 +240,26 @@ def test_slope_is_that_of_least_squares():
     lost = runs[1]._replace(psis=np.r_[np.nan, psis[1:, 1]])
     (found,) = claims.slopes([runs[0], lost, runs[2]])
     assert (found.repetitions, found.slope) == (5, pytest.approx(np.mean(each[1:])))
+
+
+def test_slope_of_the_log_evidence_stands_beside_that_of_psi():
+    """Of the repetitions that converged everywhere, the second and third; Psi lacks 3 and 5 nats there."""
+    sizes = (100, 1000)
+    psis, evidences = ([np.nan, -4.0, -6.0], [-9.0, -9.0, -11.0]), ([-1.0, -2.0, -3.0], [-5.0, -6.0, -6.0])
+    runs = [
+        run(GAMMA, p, num_train=n, log_evidences=np.array(e))
+        for n, p, e in zip(sizes, psis, evidences, strict=True)
+    ]
+    (found,) = claims.slopes(runs)
+    assert found.repetitions == 2
+    assert found.slope == pytest.approx(-5 / math.log(10))
+    assert found.evidence == pytest.approx(-3.5 / math.log(10))
+    assert found.lacking == pytest.approx((3 + 5) / 2)
+    assert str(found).endswith(f"the slope of the log evidence {-3.5 / math.log(10):.2f}")
+    (unknown,) = claims.slopes([runs[0], runs[1]._replace(log_evidences=np.full(3, np.nan))])
+    assert math.isnan(unknown.evidence)
+    assert math.isnan(unknown.lacking)
+    assert "evidence" not in str(unknown)
 
 
 def test_slope_needs_several_sizes_and_a_repetition():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -84,14 +85,16 @@ def singular_rises() -> str:
 
 
 def singular_slopes() -> str:
-    """Slopes of Psi in log n against -lambda."""
+    """Slopes of Psi in log n, of the log evidence and -lambda; what Psi lacks at the largest n."""
     rows = []
     for s in claims.slopes(singular_runs()):
         cells = [str(s.triplet), s.preset, f"`{s.method}`", ", ".join(map(str, s.sizes))]
         cells += [f"{s.slope:.2f} ± {s.standard_error:.2f}", str(s.repetitions)]
-        rows.append([*cells, "-" if s.expected is None else f"{s.expected:.2f}"])
+        cells.append("-" if s.expected is None else f"{s.expected:.2f}")
+        rows.append([*cells, *("-" if math.isnan(v) else f"{v:.2f}" for v in (s.evidence, s.lacking))])
     header = ["model, truth, prior", "preset", "method", "n", "slope ± standard error", "repetitions"]
-    return or_none([*header, "-lambda"], rows)
+    header += ["-lambda", "slope of the log evidence", "what Psi lacks of it at the largest n, nats"]
+    return or_none(header, rows)
 
 
 def singular_charts() -> dict[str, Any]:

@@ -21,7 +21,10 @@ GRID = np.linspace(0.5, 1, 51)
 
 
 def psi_charts(runs: Sequence[Run]) -> dict[str, Any]:
-    """Psi against n, mean and standard error, beside the leading term; a panel per method and preset."""
+    """Psi against n, mean and standard error, beside the log evidence and its leading term.
+
+    A panel per method and preset.
+    """
     import altair as alt
 
     groups = over_sizes(runs)
@@ -36,6 +39,9 @@ def psi_charts(runs: Sequence[Run]) -> dict[str, Any]:
         if None not in leading:
             level = np.array(leading, float)
             series["-lambda log n + (m - 1) log log n"] = Band.flat(level)
+        evidences = [np.concatenate([run.log_evidences for run in of[n]]) for n in slope.sizes]
+        if all(np.isfinite(v).all() for v in evidences):
+            series["log evidence"] = Band(*np.transpose([_mean_and_error(v) for v in evidences]))
         against = "" if slope.expected is None else f", -lambda {slope.expected:g}"
         title = [
             f"{slope.method}, {slope.preset}",

@@ -191,6 +191,8 @@ class Slope(NamedTuple):
         standard_error: Of it, over those repetitions; NaN of fewer than two.
         repetitions: How many they are.
         expected: -lambda; None where it is not known.
+        evidence: Slope of the log evidence of the same repetitions; NaN where it is not known.
+        lacking: Of the log evidence at the largest n, mean over them, nats; NaN where it is not known.
     """
 
     triplet: Triplet
@@ -201,13 +203,16 @@ class Slope(NamedTuple):
     standard_error: float
     repetitions: int
     expected: float | None
+    evidence: float
+    lacking: float
 
     def __str__(self) -> str:
         against = "not known" if self.expected is None else f"{self.expected:g}"
+        known = "" if np.isnan(self.evidence) else f", the slope of the log evidence {self.evidence:.2f}"
         return (
             f"{self.triplet}, {self.preset}, {self.method}: Psi has slope {self.slope:.2f} "
             f"(standard error {self.standard_error:.2f}, {self.repetitions} repetitions) in log n, "
-            f"n = {self.sizes[0]} to {self.sizes[-1]}; -lambda is {against}"
+            f"n = {self.sizes[0]} to {self.sizes[-1]}; -lambda is {against}{known}"
         )
 
 
@@ -223,12 +228,17 @@ def slopes(runs: Iterable[Run]) -> list[Slope]:
         values = [_by_repetition(of[n]) for n in sizes]
         whole = [r for r in values[0] if all(np.isfinite(v.get(r, np.nan)) for v in values)]
         weights = (log_n - log_n.mean()) / ((log_n - log_n.mean()) ** 2).sum()
-        each = np.array([weights @ [v[r] for v in values] for r in whole])
+        psi = np.array([[v[r] for v in values] for r in whole]).reshape(-1, len(sizes))
+        evidences = [_by_repetition(of[n], "log_evidences") for n in sizes]
+        evidence = np.array([[e[r] for e in evidences] for r in whole]).reshape(-1, len(sizes))
+        each = psi @ weights
         error = intervals.standard_error(each) if len(each) > 1 else np.nan
-        mean = each.mean() if len(each) else np.nan
         known = learning_coefficient(triplet.model, triplet.hidden, triplet.true_weight or 0.0)
         expected = None if known is None else -known[0]
-        found.append(Slope(triplet, preset, method, sizes, float(mean), error, len(each), expected))
+        of_evidence, lacking = evidence @ weights, (evidence - psi)[:, -1]
+        means = (float(v.mean()) if len(v) else np.nan for v in (each, of_evidence, lacking))
+        slope, *against = means
+        found.append(Slope(triplet, preset, method, sizes, slope, error, len(each), expected, *against))
     return found
 
 
@@ -241,6 +251,6 @@ def over_sizes(runs: Iterable[Run]) -> dict[tuple[Triplet, str, str], dict[int, 
     return {key: found[key] for key in sorted(found, key=str) if len(found[key]) > 1}
 
 
-def _by_repetition(runs: Iterable[Run]) -> dict[tuple[int, int], float]:
-    """(Seed, repetition) -> Psi."""
-    return {(run.seed, r): float(psi) for run in runs for r, psi in enumerate(run.psis)}
+def _by_repetition(runs: Iterable[Run], name: str = "psis") -> dict[tuple[int, int], float]:
+    """(Seed, repetition) -> Psi, or the log evidence."""
+    return {(run.seed, r): float(value) for run in runs for r, value in enumerate(getattr(run, name))}

@@ -93,6 +93,7 @@ class Run(NamedTuple):
         num_train: Size n of a data set.
         epochs: Of training.
         psis: [R] float64, nats; NaN where the repetition did not converge.
+        log_evidences: [R] float64, nats, normalised, of the same data sets; NaN where they are not known.
         digests: [R, 32] uint8, of the data sets.
         leading_term: -lambda log n + (m - 1) log log n, nats; None where lambda is not known.
         generalisation: Error of the predictive in nats (appendix E) and its standard error, or None.
@@ -106,6 +107,7 @@ class Run(NamedTuple):
     num_train: int
     epochs: int
     psis: np.ndarray
+    log_evidences: np.ndarray
     digests: np.ndarray
     leading_term: float | None
     generalisation: tuple[float | None, float | None]
