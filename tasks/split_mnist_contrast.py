@@ -105,8 +105,8 @@ class SplitMNISTContrast(continual.ContinualTask):
         return Spec(
             question="How well are two classes told apart, once it is known which two?",
             source="Farquhar 2022, section 5.1, as an inadequate evaluation",
-            version=1,
-            metrics=continual.measures(),
+            version=2,
+            metrics=continual.measures(ahead=True),
             main_metric="average_accuracy",
             requires=frozenset({"sequential"}),
             ranked=False,
@@ -240,7 +240,7 @@ class SplitMNISTContrast(continual.ContinualTask):
             metrics.negative_log_likelihood(log_probs[rows, s], labels[rows] % 2)
             for s, rows in enumerate(np.isin(labels, pair) for pair in SPLIT)
         ]
-        return continual.scores(self.accuracy_matrix(arrays), nlls)
+        return continual.scores(self.accuracy_matrix(arrays), nlls, self.chance)
 
     def curves(self, arrays: Arrays) -> list[Row]:
         """A[t, s] by step and pair, and the average over the pairs seen so far."""

@@ -67,6 +67,16 @@ def test_measures_of_a_triangle_by_hand():
     }
 
 
+def test_forward_transfer_is_of_the_step_before():
+    """A[1, 2] and A[2, 3] less chance; nothing else, such as what is known two steps ahead."""
+    matrix = np.array([[0.5, 0.9, 0.1], [0.75, 1.0, 0.7], [0.25, 0.5, 0.75]])
+    found = continual.scores(matrix, [1.0], chance=0.2)
+    assert found.keys() == continual.measures(ahead=True).keys()
+    assert found["forward_transfer"] == pytest.approx((0.9 + 0.7) / 2 - 0.2)
+    elsewhere = matrix + np.array([[0, 0, 0.5], [0, -0.5, 0], [0.1, 0, 0.2]])
+    assert continual.scores(elsewhere, [1.0], chance=0.2)["forward_transfer"] == found["forward_transfer"]
+
+
 def test_curves_leave_out_what_was_not_measured():
     rows = continual.curves(TRIANGLE, "part")
     assert [(r.series, r.x, r.value) for r in rows] == [

@@ -61,6 +61,8 @@ def test_matrix_and_nll_by_hand():
     assert scores["average_nll"] == pytest.approx((4 * np.log(2) - np.log(0.75)) / 5, abs=1e-3)
     assert scores["learning_accuracy"] == pytest.approx(0.6)
     assert scores["minimum_learning_accuracy"] == 0.5
+    # Pair 3 is known before it is learnt, and the other three later ones are guessed.
+    assert scores["forward_transfer"] == pytest.approx((0.5 + 1 + 0.5 + 0.5) / 4 - 0.5)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -187,9 +187,14 @@ def log_next_task_entropy(engine: Engine, log_probs: Tensor) -> None:
 # ---------------------------------------------------------------------------------------------- scoring
 
 
-def measures(joint: bool = False) -> dict[str, Metric]:
-    """What `scores` gives; of joint training the measures of forgetting are undefined."""
-    return {
+def measures(joint: bool = False, ahead: bool = False) -> dict[str, Metric]:
+    """What `scores` gives.
+
+    Args:
+        joint: Training has one step, so that the measures of forgetting are undefined.
+        ahead: Steps to come are tested before they are learnt, so that there is forward transfer.
+    """
+    found = {
         "average_accuracy": Metric("mean over s of accuracy after the last step", "fraction", 1, 0),
         "learning_accuracy": Metric("mean of A[t, t]", "fraction", 1, 0, may_be_undefined=joint),
         "minimum_learning_accuracy": Metric("least A[t, t]", "fraction", 1, 0, may_be_undefined=joint),
@@ -201,11 +206,25 @@ def measures(joint: bool = False) -> dict[str, Metric]:
         ),
         "average_nll": Metric("mean over s of -log p(label) after the last step", "nats", 0, np.inf),
     }
+    transfer = Metric("mean over later s of accuracy before step s minus chance", "fraction", 1, -1)
+    return found | ({"forward_transfer": transfer} if ahead else {})
 
 
-def scores(matrix: np.ndarray, nlls: Sequence[float]) -> Metrics:
-    """The measures of A[t, s] `[T, S]` and of the NLL of every s after the last step `[S]`."""
+def scores(matrix: np.ndarray, nlls: Sequence[float], chance: float | None = None) -> Metrics:
+    """The measures of A[t, s] `[T, S]` and of the NLL of every s after the last step `[S]`.
+
+    Backward and forward transfer are those of Lopez-Paz and Ranzato 2017, "Gradient Episodic Memory for
+    Continual Learning", section 2. Theirs compares a step to come with the accuracy of an initial network, of
+    which `chance` is the expectation: no class is before another in how weights are drawn.
+
+    Args:
+        matrix: A[t, s].
+        nlls: Of every s.
+        chance: Accuracy of guessing where steps to come are tested, for forward transfer; None elsewhere.
+    """
     found: Metrics = {"average_accuracy": float(matrix[-1].mean()), "average_nll": float(np.mean(nlls))}
+    if chance is not None:
+        found["forward_transfer"] = float(np.diag(matrix, 1).mean()) - chance
     if len(matrix) == 1:
         reason = Undefined("joint training has one step")
         names = ("learning_accuracy", "minimum_learning_accuracy", "forgetting", "backward_transfer")
