@@ -4,7 +4,14 @@ import math
 
 import pytest
 import torch
-from torch.distributions import Independent, Laplace, Normal, kl_divergence, register_kl
+from torch.distributions import (
+    Independent,
+    Laplace,
+    MultivariateNormal,
+    Normal,
+    kl_divergence,
+    register_kl,
+)
 
 from bench.divergence import cross_entropy, divergence, location_scale_divergence
 from bench.methods.full_cov_vi import FullNormal
@@ -127,3 +134,22 @@ def test_cross_entropy_is_that_of_torch_and_declines_another_shape():
     torch.testing.assert_close(cross_entropy(p, p), p.entropy())
     with pytest.raises(NotImplementedError):
         cross_entropy(p, normal_tensor(torch.zeros(1, 1), torch.ones(1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("q", "p"),
+    [
+        (FullNormal(torch.zeros(2), torch.eye(2)), MultivariateNormal(torch.zeros(1), torch.eye(1))),
+        (
+            MatrixNormal(torch.zeros(2, 2), torch.eye(2), torch.eye(2)),
+            MatrixNormal(torch.zeros(1, 1), torch.eye(1), torch.eye(1)),
+        ),
+        (RadialNormal(torch.zeros(2), torch.ones(2)), normal_tensor(torch.zeros(1), torch.ones(1))),
+    ],
+    ids=["full", "matrix", "radial"],
+)
+def test_closed_form_of_a_family_declines_a_prior_of_another_shape(q, p):
+    """Each prior would broadcast to the posterior's shape, and the number would be that of another prior."""
+    with pytest.raises(NotImplementedError) as info:
+        kl_divergence(q, p)
+    assert not str(info.value).startswith("No KL("), "declined by the form, and not for lack of one"
