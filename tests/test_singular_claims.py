@@ -20,7 +20,7 @@ from bench.tasks.singular_evidence import row
 
 BLEW_UP = Triplet("reduced_rank", 24, None, 5.0, 100.0), "nf_gaussian_5_5e-2"
 EXPLAINED: dict[tuple[Triplet, str], str] = {
-    BLEW_UP: "the loss of its last fit rose from 88 nats in epoch 763 to 426 in epoch 969, and was not back in 2000",
+    BLEW_UP: "the loss of its last fit rose from 88 nats in epoch 763 to 426 in epoch 969, and was not back",
 }
 """(Triplet, method as committed) -> cause of |z| > 3 or of an sd above twice the published."""
 
