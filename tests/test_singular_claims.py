@@ -154,3 +154,48 @@ def test_standard_is_no_worse_than_paper_on_any_row_tried(runs):
     for rise in found:
         assert rise.standard.mean > rise.paper.mean, rise
         assert rise.difference.centre > 0, rise
+
+
+SMALL = Triplet("tanh", 16, 0.0, 0.0, 1.0)
+FLOWS, PLAIN = ("nf_gamma_10_1_100_True", "nf_gaussian"), ("mfvi", "full_cov_vi")
+
+
+@pytest.mark.slow
+def test_flows_lack_of_the_log_evidence_what_independent_normals_lack(runs):
+    """What the page says under "Psi against n", of 16 units under N(0, 1)."""
+    found = [s for s in claims.slopes(runs) if s.triplet == SMALL]
+    plain = {s.method: s for s in found if "units" not in s.preset}
+    wide = [s for s in found if "units=64" in s.preset]
+    assert plain.keys() == {*FLOWS, *PLAIN}
+    assert len(wide) == 1
+    for slope in [*plain.values(), *wide]:
+        assert slope.sizes == (100, 1000, 5000, 50_000)
+        assert slope.expected == -2
+        assert slope.slope + 3 * slope.standard_error < -5, "with the error of the mean on its side"
+        assert -2 < slope.evidence < 0
+        assert slope.lacking > 50
+    assert all(-9 < plain[name].slope < -7 for name in PLAIN)
+    by = {(r.num_train, r.method, r.preset): r.values.mean() for r in runs if r.triplet == SMALL}
+    for n in (100, 1000, 5000, 50_000):
+        ends = [
+            psi
+            for (size, method, preset), psi in by.items()
+            if size == n and "," not in preset.replace(", trainable=True", "")
+        ]
+        assert len(ends) == 4
+        assert max(ends) - min(ends) < 2
+        rise = (
+            by[n, "nf_gaussian", "standard, trainable=True, units=64"]
+            - by[n, "nf_gaussian", "standard, trainable=True"]
+        )
+        assert abs(rise) < 4
+
+
+@pytest.mark.slow
+def test_no_rate_start_or_length_brings_the_flow_near_the_log_evidence(runs):
+    """At n = 50,000, of the flow from a learned Gaussian: each lacks 50 nats or more."""
+    tried = [r for r in runs if (r.triplet, r.num_train, r.method) == (SMALL, 50_000, "nf_gaussian")]
+    changes = {"learning_rate=0.003", "learning_rate=0.0003", "start=identity", "epochs=8000", "units=64"}
+    assert changes <= {part for run in tried for part in run.preset.split(", ")}
+    for run in tried:
+        assert (run.log_evidences - run.psis).min() > 50

@@ -131,4 +131,6 @@ PARTS: dict[str, Part] = {
     "active learning said": lambda: said("active_mnist"),
     "active testing": lambda: active_testing("active_testing_mnist"),
     "active testing said": lambda: said("active_testing_mnist"),
+    "active testing fashion": lambda: active_testing("active_testing_fashion_mnist"),
+    "active testing fashion said": lambda: said("active_testing_fashion_mnist"),
 }
