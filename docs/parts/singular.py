@@ -106,7 +106,8 @@ def singular_charts() -> dict[str, Any]:
 def singular_labels(name: str) -> Iterator[figures.Label]:
     """Of the runs in a figure."""
     for run in singular_runs():
-        alike = [other for other in singular_runs() if other.triplet == run.triplet]
+        line = run.triplet, run.preset, run.method
+        alike = [r for r in singular_runs() if (r.triplet, r.preset, r.method) == line]
         if name in charts.predictive_charts([run]) or name in charts.psi_charts(alike):
             yield run.method, "singular_evidence", run.preset, run.seed
 
