@@ -116,7 +116,7 @@ def given_inner(inner: Tensor, inputs: Tensor, targets: Tensor, mean: float, var
 
 
 def _nodes(steepest: float) -> Tensor:
-    """Chebyshev nodes `[M]`, M even, through which tanh(a x), |a| <= steepest, is a polynomial up to rounding.
+    """Chebyshev nodes `[M]`, M even, which fix tanh(a x) as a polynomial up to rounding for |a| <= steepest.
 
     Interpolation converges as rho^-M, rho the sum of the half axes of the ellipse through the nearest poles.
     """
