@@ -32,15 +32,12 @@ from bench.studies import continual
 SPLIT_MNIST = ROOT / "docs" / "tasks" / "split_mnist.md"
 
 
-CONTRAST = (
-    "split_mnist",
-    "split_mnist_multi_head",
-    "split_mnist_task_known_at_test",
-    "permuted_mnist",
+SEQUENCES = (
+    *("split_mnist", "split_fashion_mnist", "split_mnist_multi_head", "split_mnist_task_known_at_test"),
+    *("split_fashion_mnist_multi_head", "split_fashion_mnist_task_known_at_test", "permuted_mnist"),
 )
-
-
-SEQUENCES = ("split_mnist", "split_fashion_mnist", *CONTRAST[1:])
+CONTRAST = [task for task in SEQUENCES if task != "split_fashion_mnist"]
+"""Tasks that have runs with coresets."""
 
 
 CORESET = "coreset=k_center"
