@@ -245,6 +245,16 @@ def test_active_testing_has_five_thousand_trajectories(method):
         assert record.metrics["accuracy"] > 0.97
 
 
+def test_on_fashion_scores_of_mc_dropout_guide_and_those_of_radial_mislead():
+    """In each of three fits, by the interval over the trajectories."""
+    guides = [
+        r.metrics["ratio_proportional_high"] for r in active("active_testing_fashion_mnist", "mc_dropout")
+    ]
+    misleads = [r.metrics["ratio_proportional_low"] for r in active("active_testing_fashion_mnist", "radial")]
+    assert len(guides) == len(misleads) == 3
+    assert max(guides) < 1 < min(misleads)
+
+
 # ---- toy_regression
 
 METHODS = [
