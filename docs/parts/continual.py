@@ -73,15 +73,16 @@ def matrices(task: str) -> str:
 
 
 def accuracies(task_identity: str, method_identity: str = "mfvi") -> dict[int, float]:
-    """Average accuracy after the last step, by seed."""
-    return measured(task_identity, method_identity, "average_accuracy")
-
-
-def measured(task_identity: str, method_identity: str, metric: str) -> dict[int, float]:
-    """A metric by seed, of the runs that have it."""
+    """Average accuracy after the last step, by seed; 0 of a run that diverged."""
     runs = by_seed(task_identity, method_identity)
-    values = {seed: record.metrics.get(metric) for seed, (_, record) in runs.items()}
-    return {seed: value for seed, value in values.items() if value is not None}
+    return {seed: record.metrics["average_accuracy"] or 0.0 for seed, (_, record) in runs.items()}
+
+
+def transfers(task_identity: str) -> list[float]:
+    """Forward transfer of mfvi in every run of a task that measures it."""
+    records = [record for _, record in by_seed(task_identity, "mfvi").values()]
+    values = [record.metrics.get("forward_transfer") for record in records]
+    return [value for value in values if value is not None]
 
 
 def continual_runs() -> str:
@@ -126,7 +127,7 @@ def continual_contrast() -> str:
         for variant in ("coreset_prior=initial", "coreset_prior=initial,coreset_only=true"):
             gain = differences(accuracies(f"{task}+{CORESET},{variant}"), plain)
             cells.append(interval(gain) if gain else "-")
-        ahead = list(measured(task, "mfvi", "forward_transfer").values())
+        ahead = transfers(task)
         rows.append([*cells, interval(ahead) if ahead else "-"])
     header = ["task", "seeds", "`mfvi`", "gain by a coreset", "gain by a coreset alone"]
     return table([*header, "forward transfer of `mfvi`"], rows)
