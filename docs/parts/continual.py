@@ -37,7 +37,7 @@ SEQUENCES = (
     *("split_fashion_mnist_multi_head", "split_fashion_mnist_task_known_at_test", "permuted_mnist"),
 )
 CONTRAST = [task for task in SEQUENCES if task != "split_fashion_mnist"]
-"""Tasks that have runs with coresets."""
+"""Tasks of the table of what other evaluations see."""
 
 
 CORESET = "coreset=k_center"
