@@ -10,7 +10,9 @@ replacement, and R~, PURE and LURE estimate the risk from M of them. Proposals a
 scores over its test pool: softmax at T = 10,000 of the scores divided by their sum, and in proportion to the
 scores, none counted below a tenth of their mean; after a draw the others keep their ratios. No proposal knows
 a label. Each is compared with uniform draws from the same random numbers. Losses of a fixed model are fixed:
-`run` keeps predictions and scores, and `score` plays the trajectories, the same in every run.
+`run` keeps predictions and scores, and `score` plays the trajectories, the same in every run. The score
+`expected_loss` (Kossen et al. 2021) asks a second fit of the same method, made for nothing else, what it
+believes of the labels; under the model's own belief it would be the predictive entropy.
 
 Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 5.2 (Figs 5.7, 5.8b,
 5.8c, C.1b); Kossen et al. 2021. Deviations: the source does not say what its fully trained model was trained
@@ -52,7 +54,7 @@ from bench.contract import (
 from bench.intervals import standard_error
 from bench.settings import Count, Positive, settings
 from bench.spec import Axis
-from bench.studies import active, active_comparison
+from bench.studies import acquisition, active, active_comparison
 
 NAMES: dict[str, dict[str, object]] = {
     "active_testing_mnist": {"dataset": "mnist"},
@@ -85,8 +87,8 @@ class Settings:
     """Test labels bought in a trajectory, at least 1."""
     trajectories: Annotated[int, Field(ge=2)] = 5000
     """Trajectories R, at least 2."""
-    score: active.Score = "bald"
-    """What makes a test point worth its label: bald, predictive_entropy or variation_ratio."""
+    score: active.Score | Literal["expected_loss"] = "bald"
+    """What makes a test point worth its label: bald, predictive_entropy, variation_ratio or expected_loss."""
     temperature: Positive = 10_000.0
     """T of the softmax, on scores divided by their sum, above 0."""
     epochs: Count = 10
@@ -194,17 +196,25 @@ class ActiveTesting(Task):
     def run(self, engine: Engine) -> Arrays:
         """Class predictions and scores of both models on their test pools."""
         own = self.settings
-        arrays: Arrays = {}
         stages = [f"{model} model" for model in MODELS]
+        if own.score == "expected_loss":
+            stages += [f"second {stage}" for stage in stages]
         budget = Budget(own.epochs, BATCH_SIZE, own.patience)
-        fits = engine.fit_stages(stages, lambda k: self.problem(MODELS[k]), budget)
-        for model, method in zip(MODELS, fits, strict=True):
+        fits = engine.fit_stages(stages, lambda k: self.problem(MODELS[k % len(MODELS)]), budget)
+        log_probs: dict[str, Tensor] = {}
+        scores: dict[str, Tensor] = {}
+        for k, method in enumerate(fits):
+            model = MODELS[k % len(MODELS)]
             prediction = engine.predict(method, self.pool(model), own.test_samples)
-            arrays |= {
-                f"{model}_log_probs": metrics.store(prediction.average()),
-                f"{model}_scores": active.SCORES[own.score](prediction).float().numpy(),
-            }
-        return arrays
+            if own.score != "expected_loss":
+                scores[model] = active.SCORES[own.score](prediction)
+            elif model in log_probs:
+                scores[model] = acquisition.expected_loss(prediction, log_probs[model])
+            log_probs.setdefault(model, prediction.average())
+        return {
+            **{f"{model}_log_probs": metrics.store(found) for model, found in log_probs.items()},
+            **{f"{model}_scores": found.float().numpy() for model, found in scores.items()},
+        }
 
     def targets(self) -> Arrays:
         """Labels of both test pools."""

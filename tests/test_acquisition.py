@@ -54,6 +54,14 @@ def test_expected_loss_by_hand():
     assert acquisition.expected_loss(sure, certain).tolist() == [0.0, 5000.0]  # a log-probability of -1e4
 
 
+def test_expected_loss_under_the_own_belief_is_the_predictive_entropy():
+    """Which is why it is a score only where another fit believes; rounding above 0 stays a loss of 0."""
+    p = prediction([OPPOSITE, AGREED])
+    assert_close(acquisition.expected_loss(p, p.average()), acquisition.predictive_entropy(p))
+    sure = prediction([[[1.0, 0.0]]])
+    assert acquisition.expected_loss(sure, torch.tensor([[1e-9, -50.0]])).tolist() == [0.0]
+
+
 def test_distances_by_hand():
     candidates, acquired = torch.tensor([[0.0], [3.0]]), torch.tensor([[1.0], [-1.0]])
     assert acquisition.distance(candidates, acquired).tolist() == [2.0, 20.0]

@@ -13,6 +13,7 @@ from bench import metrics, registry
 from bench.engine import Engine, TrainerOptions
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
+from bench.predictions import Categorical
 from bench.studies import active, risk
 from bench.tasks.active_testing import ActiveTesting
 
@@ -251,6 +252,54 @@ def test_models_and_their_pools_are_those_of_the_protocol():
     labels = task.targets()
     assert labels["full_labels"].tolist() == images.test_labels.tolist()
     assert labels["small_labels"].tolist() == own.test_labels.tolist()
+
+
+class Opinions:
+    """An engine whose k-th fit says at every input what `rows` say: two samples of ten classes each."""
+
+    def __init__(self, rows):
+        self.rows, self.problems = rows, []
+
+    def fit_stages(self, stages, pose, budget):
+        """The rows themselves, and which problem each was asked to fit."""
+        for k, _ in enumerate(stages):
+            self.problems.append(pose(k))
+            yield self.rows[k]
+
+    def predict(self, row, inputs, samples):
+        """The same samples `[2, N, 10]` at every input."""
+        probs = torch.full((2, len(inputs), 10), 1e-4)
+        probs[..., :2] = torch.tensor(row)[:, None]
+        return Categorical((probs / probs.sum(-1, keepdim=True)).log())
+
+
+def test_expected_loss_is_that_of_the_first_fit_in_the_belief_of_the_second():
+    """By hand: the first says 0.9 and 0.1 of two classes, the second on average 0.3 and 0.7.
+
+    The cheat would be the first fit's own belief, its predictive entropy of 0.33 nats.
+    """
+    sure, doubt = [[0.9, 0.1], [0.9, 0.1]], [[0.1, 0.9], [0.5, 0.5]]
+    engine = Opinions([sure, doubt, doubt, sure])
+    arrays = make(score="expected_loss").run(engine)
+    assert [len(problem.train) for problem in engine.problems] == [1298, 301, 1298, 301]
+    full = -(0.3 * np.log(0.9) + 0.7 * np.log(0.1))
+    small = -(0.9 * np.log(0.3) + 0.1 * np.log(0.7))
+    for model, loss in (("full", full), ("small", small)):
+        np.testing.assert_allclose(arrays[f"{model}_scores"], loss, atol=0.02)
+    by_first = metrics.restore(arrays["full_log_probs"])
+    np.testing.assert_allclose(np.exp(by_first[:, :2]), [[0.9, 0.1]] * 355, atol=1e-3)
+
+
+def test_second_fits_start_elsewhere_and_leave_the_first_as_they_are():
+    plain = run(make(**FEW))
+    own = run(make(**FEW, score="expected_loss"))
+    for model in ("full", "small"):
+        np.testing.assert_array_equal(own[f"{model}_log_probs"], plain[f"{model}_log_probs"])
+        log_probs = metrics.restore(own[f"{model}_log_probs"])
+        entropy = -(np.exp(log_probs) * log_probs).sum(1)
+        assert own[f"{model}_scores"].shape == entropy.shape
+        assert (own[f"{model}_scores"] >= 0).all()
+        assert np.abs(own[f"{model}_scores"] - entropy).max() > 0.05
 
 
 def test_score_plays_the_trajectories_of_the_stored_losses_and_scores():

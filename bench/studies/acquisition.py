@@ -47,7 +47,8 @@ def expected_loss(prediction: Prediction, log_probs: Tensor) -> Tensor:
 
     Args:
         prediction: What is believed of the labels; its average counts.
-        log_probs: The model's averaged log-probabilities `[N, C]`; below `metrics.LOWEST` they count as that.
+        log_probs: The model's averaged log-probabilities `[N, C]`; below `metrics.LOWEST` they count as that,
+            above 0, by rounding, as 0.
 
     Raises:
         UsageError: If the two have other shapes.
@@ -56,7 +57,7 @@ def expected_loss(prediction: Prediction, log_probs: Tensor) -> Tensor:
     if belief.shape != log_probs.shape:
         shapes = f"{list(belief.shape)} and {list(log_probs.shape)}"
         raise UsageError(f"acquisition: prediction and log_probs have shapes {shapes}: both must be [N, C]")
-    return -(belief * log_probs.double().clamp(min=metrics.LOWEST)).sum(-1)
+    return -(belief * log_probs.double().clamp(metrics.LOWEST, 0)).sum(-1).clamp(max=0)
 
 
 def distance(candidates: Tensor, acquired: Tensor, power: float = 2) -> Tensor:

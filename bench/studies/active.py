@@ -365,6 +365,28 @@ class Trajectories:
         return self.first_draw[guide] * left / self.points
 
 
+def first_draw_ratio(losses: np.ndarray, log_weights: np.ndarray) -> float:
+    """Exact mean squared error of LURE after one draw over that of one uniform draw; it may be infinite.
+
+    The former is sum_n L_n^2 / (N^2 q_n) - R^^2 (Farquhar, Gal and Rainforth 2021), q the probabilities and
+    R^ the mean loss. Where all losses are equal no draw can help, and the ratio is 1.
+
+    Args:
+        losses: L, `[N]`, in nats.
+        log_weights: Logarithm of q, up to a constant, `[N]`.
+    """
+    size, risk_of_all = len(losses), float(losses.mean())
+    if np.ptp(losses) <= _ROUNDING * risk_of_all:
+        return 1.0
+
+    def mean_square(log_w: np.ndarray) -> float:
+        with np.errstate(over="ignore"):
+            inverse = np.exp(np.logaddexp.reduce(log_w) - log_w)  # 1/q
+            return float((losses**2 * inverse).sum()) / size**2 - risk_of_all**2
+
+    return mean_square(log_weights) / mean_square(np.zeros(size))
+
+
 def simulate(
     losses: np.ndarray, scores: np.ndarray, temperature: float, trajectories: int, acquired: int
 ) -> Trajectories:
@@ -387,11 +409,5 @@ def simulate(
         name: {e: v[:, points - 1] for e, v in zip(OBJECTIVES, risk.running(own, q, size), strict=True)}
         for name, (own, q) in drawn.items()
     }
-    with np.errstate(over="ignore"):
-        inverse = {name: np.exp(np.logaddexp.reduce(w) - w) for name, w in weights.items()}  # 1/q
-        squares = {
-            name: float((losses**2 * q).sum()) / size**2 - risk_of_all**2 for name, q in inverse.items()
-        }
-    is_flat = np.ptp(losses) <= _ROUNDING * risk_of_all
-    first_draw = {name: 1.0 if is_flat else squares[name] / squares["uniform"] for name in GUIDES}
+    first_draw = {name: first_draw_ratio(losses, weights[name]) for name in GUIDES}
     return Trajectories(points, size, risk_of_all, estimates, first_draw)

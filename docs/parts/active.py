@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
 import numpy as np
+import torch
 from parts.evidence import (
     Drawing,
+    Group,
     Part,
-    compared,
+    committed,
     finished,
     finished_runs,
     footer,
     groups,
     metric,
-    said,
+    or_none,
     table,
 )
 
 from bench import metrics
-from bench.studies import active
+from bench.contract import Comparison, FinishedRun
+from bench.predictions import Categorical
+from bench.records import Record
+from bench.studies import acquisition, active
+
+
+def standard(task: str) -> list[FinishedRun]:
+    """Runs of the preset standard, no setting changed."""
+    return [run for run in finished_runs(task) if run.label[:3] == (run.method_name, task, "standard")]
+
+
+def compared(runs: list[FinishedRun]) -> Comparison:
+    """What a task says of runs together."""
+    return type(runs[0].task).compare(runs)
+
+
+def said(runs: list[FinishedRun]) -> str:
+    """What `bench figures RUN.. --to DIR` says of runs."""
+    return "\n".join(f"- {sentence}" for sentence in compared(runs).sentences)
 
 
 def active_regression() -> str:
@@ -72,15 +93,21 @@ def active_learning(task: str) -> str:
     return table([*header, "overfitting bias", "cost in mean NLL", "minutes per run"], rows)
 
 
+def losses_and_scores(run: FinishedRun) -> tuple[np.ndarray, np.ndarray]:
+    """Losses -log p(label) and scores of the full model over its test pool, each `[N]`, in nats."""
+    labels, log_probs = run.arrays["full_labels"], metrics.restore(run.arrays["full_log_probs"])
+    return -log_probs[np.arange(len(labels)), labels], run.arrays["full_scores"].astype(float)
+
+
 def active_testing(task: str) -> str:
     """Mean squared error over that of uniform draws, of every committed run, and the biases."""
     rows, biases, causes = [], [], []
-    for _, method_identity, group in groups(task):
+    for task_identity, method_identity, group in groups(task):
         for path, record in group:
+            if (task_identity, method_identity, record.preset) != (task, record.method.name, "standard"):
+                continue
             m = record.metrics
-            arrays = finished(path).arrays
-            labels, scores = arrays["full_labels"], arrays["full_scores"].astype(float)
-            losses = -metrics.restore(arrays["full_log_probs"])[np.arange(len(labels)), labels]
+            losses, scores = losses_and_scores(finished(path))
             ten = np.sort(losses**2)[-10:].sum() / (losses**2).sum()
             cells = [
                 f"{scores.mean():.2g}",
@@ -115,10 +142,92 @@ def active_testing(task: str) -> str:
     )
 
 
+def scores(task: str) -> str:
+    """What each score is worth to draws in proportion to it: exact ratio to uniform draws after one draw.
+
+    All from the stored predictions. The expected loss takes its belief of the labels from the fit of the next
+    seed, or of the same seed by another method.
+    """
+    runs = {(run.method_name, run.seed): run for run in standard(task)}
+    beliefs = {
+        key: torch.from_numpy(metrics.restore(run.arrays["full_log_probs"])) for key, run in runs.items()
+    }
+    rows = []
+    for (method, seed), run in runs.items():
+        losses, bald = losses_and_scores(run)
+        own = beliefs[method, seed]
+        other = "radial" if method == "mc_dropout" else "mc_dropout"
+        following = (method, seed + 1) if (method, seed + 1) in runs else (method, 0)
+        believers = [(method, seed), following, (other, seed)]
+        found = [bald] + [
+            acquisition.expected_loss(Categorical(beliefs[each][None]), own).numpy() for each in believers
+        ]
+        ratios = [active.first_draw_ratio(losses, active.log_weights("proportional", s, 1)) for s in found]
+        rows.append([f"`{method}`", str(seed), *(f"{ratio:.3g}" for ratio in ratios), f"`{other}`"])
+    header = ["method", "seed", "BALD", "predictive entropy", "expected loss, belief of the next seed"]
+    return table([*header, "expected loss, belief of another method", "which"], rows)
+
+
+def widths(methods: Collection[str], epochs: int) -> str:
+    """What scores tell of losses, by the width at which a posterior starts, in runs of so many epochs."""
+    rows = []
+    for path, record in wide(methods, epochs):
+        run = finished(path)
+        losses, scores = losses_and_scores(run)
+        m, chosen = record.metrics, record.method.settings
+        validation = min(
+            v for curve, series, _, v in run.curves if (curve, series) == ("val_nll", "full model")
+        )
+        low, middle, high = (m[f"ratio_proportional{end}"] for end in ("_low", "", "_high"))
+        rows.append(
+            [
+                f"`{record.method.name}`",
+                f"{chosen.get('initial_rho', '-')}",
+                str(chosen["train_samples"]),
+                str(record.seed),
+                str(record.fits[0].epochs),
+                f"{validation:.4f}",
+                f"{m['accuracy']:.4f}",
+                f"{scores.mean():.2g}",
+                f"{np.corrcoef(scores, losses)[0, 1]:.2f}",
+                f"{middle:.3g} ({low:.3g} to {high:.3g})",
+                f"{m['first_draw_ratio_proportional']:.3g}",
+            ]
+        )
+    header = [
+        "method",
+        "initial rho",
+        "training samples",
+        "seed",
+        "epochs",
+        "least validation NLL",
+        "accuracy",
+    ]
+    header += ["mean BALD, nats", "correlation with the loss", "proportional: ratio at the last M (95%)"]
+    return or_none([*header, "exact after one draw"], rows)
+
+
+def wide(methods: Collection[str], epochs: int) -> Group:
+    """Committed runs on MNIST of so many epochs at most, by width, samples and seed."""
+    found = [
+        (path, record)
+        for path, record in committed()
+        if record.task.name == "active_testing_mnist"
+        and record.method.name in methods
+        and record.task.settings["epochs"] == epochs
+    ]
+
+    def key(run: tuple[Path, Record]) -> tuple[str, float, int, int]:
+        chosen = run[1].method.settings
+        return run[1].method.name, chosen.get("initial_rho", 0), chosen["train_samples"], run[1].seed
+
+    return sorted(found, key=key)
+
+
 def drawn() -> Iterator[Drawing]:
     """Risks and errors against the number of labels."""
     for task in ("active_mnist", "active_testing_mnist"):
-        yield compared(task).charts, footer(finished_runs(task))
+        yield compared(standard(task)).charts, footer(standard(task))
     for run in (run for run in finished_runs("active_regression") if run.seed == 0):
         charts = run.task.figures(run.arrays)
         shown = ("bias", "variance", "test_error")
@@ -128,9 +237,13 @@ def drawn() -> Iterator[Drawing]:
 PARTS: dict[str, Part] = {
     "active regression": active_regression,
     "active learning": lambda: active_learning("active_mnist"),
-    "active learning said": lambda: said("active_mnist"),
+    "active learning said": lambda: said(standard("active_mnist")),
     "active testing": lambda: active_testing("active_testing_mnist"),
-    "active testing said": lambda: said("active_testing_mnist"),
+    "active testing said": lambda: said(standard("active_testing_mnist")),
+    "active testing scores": lambda: scores("active_testing_mnist"),
+    "active testing fashion scores": lambda: scores("active_testing_fashion_mnist"),
+    "active testing widths": lambda: widths(["radial"], 10),
+    "active testing to the end": lambda: widths(["radial", "mc_dropout"], 100),
     "active testing fashion": lambda: active_testing("active_testing_fashion_mnist"),
-    "active testing fashion said": lambda: said("active_testing_fashion_mnist"),
+    "active testing fashion said": lambda: said(standard("active_testing_fashion_mnist")),
 }
