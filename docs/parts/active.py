@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
 from parts.evidence import (
     Drawing,
-    Group,
     Part,
-    committed,
     finished,
     finished_runs,
     footer,
@@ -168,60 +165,39 @@ def scores(task: str) -> str:
     return table([*header, "expected loss, belief of another method", "which"], rows)
 
 
-def widths(methods: Collection[str], epochs: int) -> str:
-    """What scores tell of losses, by the width at which a posterior starts, in runs of so many epochs."""
+def widths(chosen: Callable[[Record], bool]) -> str:
+    """What scores tell of losses on MNIST, by the width at which a posterior starts, seed by seed."""
     rows = []
-    for path, record in wide(methods, epochs):
-        run = finished(path)
-        losses, scores = losses_and_scores(run)
-        m, chosen = record.metrics, record.method.settings
-        validation = min(
-            v for curve, series, _, v in run.curves if (curve, series) == ("val_nll", "full model")
-        )
-        low, middle, high = (m[f"ratio_proportional{end}"] for end in ("_low", "", "_high"))
-        rows.append(
-            [
-                f"`{record.method.name}`",
-                f"{chosen.get('initial_rho', '-')}",
-                str(chosen["train_samples"]),
-                str(record.seed),
-                str(record.fits[0].epochs),
-                f"{validation:.4f}",
-                f"{m['accuracy']:.4f}",
-                f"{scores.mean():.2g}",
-                f"{np.corrcoef(scores, losses)[0, 1]:.2f}",
-                f"{middle:.3g} ({low:.3g} to {high:.3g})",
-                f"{m['first_draw_ratio_proportional']:.3g}",
-            ]
-        )
-    header = [
-        "method",
-        "initial rho",
-        "training samples",
-        "seed",
-        "epochs",
-        "least validation NLL",
-        "accuracy",
+    for _, _, group in groups("active_testing_mnist"):
+        kept = [(finished(path), record) for path, record in group if chosen(record)]
+        if kept:
+            of_method = kept[0][1].method
+            rows.append(
+                [of_method.name, of_method.settings.get("initial_rho"), *zip(*map(told, kept), strict=True)]
+            )
+    rows = [
+        [f"`{method}`", "-" if rho is None else f"{rho:g}", *(" / ".join(cells) for cells in columns)]
+        for method, rho, *columns in sorted(rows, key=lambda row: row[:2])
     ]
-    header += ["mean BALD, nats", "correlation with the loss", "proportional: ratio at the last M (95%)"]
-    return or_none([*header, "exact after one draw"], rows)
+    header = ["method", "initial rho", "epochs", "least validation NLL", "accuracy", "mean BALD, nats"]
+    header += ["correlation with the loss", "proportional: ratio at the last M", "exact after one draw"]
+    return or_none(header, rows)
 
 
-def wide(methods: Collection[str], epochs: int) -> Group:
-    """Committed runs on MNIST of so many epochs at most, by width, samples and seed."""
-    found = [
-        (path, record)
-        for path, record in committed()
-        if record.task.name == "active_testing_mnist"
-        and record.method.name in methods
-        and record.task.settings["epochs"] == epochs
+def told(run: tuple[FinishedRun, Record]) -> list[str]:
+    """Cells of one run in `widths`."""
+    found, record = run
+    losses, scores = losses_and_scores(found)
+    validation = [v for curve, series, _, v in found.curves if (curve, series) == ("val_nll", "full model")]
+    return [
+        str(record.fits[0].epochs),
+        f"{min(validation):.4f}",
+        f"{record.metrics['accuracy']:.4f}",
+        f"{scores.mean():.2g}",
+        f"{np.corrcoef(scores, losses)[0, 1]:.2f}",
+        f"{record.metrics['ratio_proportional']:.3g}",
+        f"{record.metrics['first_draw_ratio_proportional']:.3g}",
     ]
-
-    def key(run: tuple[Path, Record]) -> tuple[str, float, int, int]:
-        chosen = run[1].method.settings
-        return run[1].method.name, chosen.get("initial_rho", 0), chosen["train_samples"], run[1].seed
-
-    return sorted(found, key=key)
 
 
 def drawn() -> Iterator[Drawing]:
@@ -242,8 +218,8 @@ PARTS: dict[str, Part] = {
     "active testing said": lambda: said(standard("active_testing_mnist")),
     "active testing scores": lambda: scores("active_testing_mnist"),
     "active testing fashion scores": lambda: scores("active_testing_fashion_mnist"),
-    "active testing widths": lambda: widths(["radial"], 10),
-    "active testing to the end": lambda: widths(["radial", "mc_dropout"], 100),
+    "active testing widths": lambda: widths(lambda r: r.method.settings.get("train_samples") == 1),
+    "active testing to the end": lambda: widths(lambda r: r.task.settings["epochs"] == 100),
     "active testing fashion": lambda: active_testing("active_testing_fashion_mnist"),
     "active testing fashion said": lambda: said(standard("active_testing_fashion_mnist")),
 }
