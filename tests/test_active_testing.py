@@ -82,6 +82,22 @@ def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
         np.testing.assert_array_equal(q, at_once[name][1])
 
 
+@pytest.mark.parametrize("steep", [0.0, 3.0, 500.0])
+def test_winners_of_a_large_pool_are_those_of_sorting_all_of_it(steep):
+    """Only early points are sorted, or all where the time would leave too few."""
+    log_w = steep * np.random.default_rng(0).standard_normal(400)
+    log_times = np.log(np.random.default_rng(1).standard_exponential((200, 400)))
+    whole = (log_times - log_w).argsort(1)[:, :20]
+    early = active._early(log_w, 40)
+    assert early < np.inf
+    sorted_at_most = ((log_times - log_w) < early).sum(1)
+    assert 20 <= sorted_at_most.min() <= sorted_at_most.max() < 80
+    assert sorted_at_most.mean() == pytest.approx(40, abs=2)  # 4 standard errors or more
+    for time in (early, active._early(log_w, 10), np.inf):
+        np.testing.assert_array_equal(active._first(log_times, log_w, 20, time), whole)
+    assert active._early(log_w, 201) == np.inf
+
+
 def test_probabilities_among_those_left_survive_draws_that_hold_nearly_all():
     """After the first draw of weights e^0, e^-2000, 2 e^-2000 and e^-5000 float64 would have nothing left."""
     weights = np.array([0.0, -2000.0, -2000.0 + np.log(2), -5000.0])

@@ -14,6 +14,7 @@ from bench import registry, sweep
 from bench.diagnostics import RHAT_LIMIT, mixed
 from bench.intervals import Moments, welch
 from bench.leaderboard.entries import RECORDS, committed, directory_of, scores_of
+from bench.metrics import restore
 from bench.records import read_record
 from bench.studies import references
 
@@ -258,6 +259,54 @@ def test_on_fashion_scores_of_mc_dropout_guide_and_those_of_radial_mislead():
         np.testing.assert_allclose((min(ratios), max(ratios)), said, rtol=0.01)
 
 
+def worth(losses, score):
+    """Squared error of LURE after one draw in proportion to a score, over that of a uniform draw, by hand."""
+    floored = np.maximum(score, 0.1 * score.mean())
+    q, size, risk = floored / floored.sum(), len(losses), losses.mean()
+    return ((losses**2 / q).sum() / size**2 - risk**2) / ((losses**2).mean() - risk**2)
+
+
+def tested(task, method, seed):
+    """Log-probabilities `[N, C]`, losses `[N]` and BALD `[N]` of the full model."""
+    arrays = scores_of(directory_of(task, method, seed))[1]
+    log_probs, labels = restore(arrays["full_log_probs"]), arrays["full_labels"]
+    return log_probs, -log_probs[np.arange(len(labels)), labels], arrays["full_scores"].astype(float)
+
+
+def test_a_model_does_not_know_where_it_is_sure_and_wrong_and_another_does():
+    """Ratios of the exact squared errors, by whose belief of the labels the expected loss is taken."""
+
+    def by(task, method, believer, seeds=3):
+        found = []
+        for seed in range(seeds):
+            own, losses, _ = tested(task, method, seed)
+            name, of = believer(method, seed)
+            found.append(worth(losses, -(np.exp(tested(task, name, of)[0]) * own).sum(1)))
+        return np.array(found)
+
+    def itself(method, seed):
+        return method, seed
+
+    def again(method, seed):
+        return method, (seed + 1) % 3
+
+    def dropout(_, seed):
+        return "mc_dropout", seed
+
+    mnist, fashion = "active_testing_mnist", "active_testing_fashion_mnist"
+    assert (by(mnist, "radial", itself) > 1).sum() == 2
+    assert (by(mnist, "map", itself) > 1).sum() == 1
+    assert (by(fashion, "radial", itself) > 1).all()
+    for task, believer, said in (
+        (mnist, dropout, (0.31, 0.42)),
+        (fashion, dropout, (0.81, 0.93)),
+        (mnist, again, (0.19, 0.92)),
+        (fashion, again, (1.23, 1.53)),
+    ):
+        found = by(task, "radial", believer)
+        np.testing.assert_allclose((found.min(), found.max()), said, atol=0.005)
+
+
 # ---- what pages say of FashionMNIST with the pair told, and of diabetes
 
 
@@ -279,7 +328,7 @@ def test_with_a_head_per_pair_of_clothes_a_coreset_adds_a_tenth():
 
 
 def test_on_diabetes_no_network_is_ahead_of_a_linear_regression_and_seventeen_are_behind():
-    """By the intervals of the generated table; four are level, one of them since its seeds differ too much."""
+    """By the intervals of the generated table; four are level, one as its seeds differ too much."""
     page = (RECORDS.parents[1] / "docs" / "tasks" / "uci_regression.md").read_text()
     part = page.split("<!-- generated: regressions diabetes_regression -->")[1].split("<!-- end -->")[0]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in part.splitlines() if "| `" in line]
