@@ -64,7 +64,7 @@ class MethodPart(_Part):
         identity: The name and every setting that differs from the preset `standard`.
         members: Independent fits whose draws are pooled; 1 is a single fit.
         settings: Every setting by name.
-        tuning: Where the settings come from: a publication, `bench tune`, or neither.
+        tuning: Where the settings come from: a publication, `bench tune`, somebody's hand, or nowhere.
         capabilities: What the method provided, out of `bench.contract.CAPABILITIES`.
         seed_matters: Whether another seed can give another answer to the same problem. None in records
             written before methods said so: ask the method of that name.
@@ -74,7 +74,7 @@ class MethodPart(_Part):
     identity: str
     members: int = 1
     settings: dict[str, Any]
-    tuning: Literal["published", "tuned", "untuned"]
+    tuning: Literal["published", "tuned", "by_hand", "untuned"]
     capabilities: list[str]
     seed_matters: bool | None = None
 

@@ -43,8 +43,8 @@ NONE = "none"
 CONTESTANTS = "bench.peers:"
 """How names begin that have the form of one's own, but are the suite's code: they need no trust."""
 _LONGEST_IDENTITY = 120
-Tuning = Literal["published", "tuned", "untuned"]
-"""Where the settings of a method come from."""
+Tuning = Literal["published", "tuned", "by_hand", "untuned"]
+"""Where the settings of a method come from; by_hand: set without a search, as on the command line."""
 _tuned = ContextVar("tuned", default=True)
 
 
@@ -273,7 +273,7 @@ def preset_values(method: Entry, task: Entry, preset: str) -> tuple[dict[str, An
     for the method. Paper knows no tuned settings: it has the published ones.
 
     Returns:
-        Method values, task values, and `published`, `tuned` or `untuned`.
+        Method values, task values, and where the method's come from.
 
     Raises:
         UsageError: If there is no such preset.
@@ -347,7 +347,7 @@ def choose(
     members: int | None = None,
     precision: str = FULL_PRECISION,
 ) -> Choice:
-    """Resolves names, preset and overrides; settings other than the preset's are `untuned`.
+    """Resolves names, preset and overrides; settings other than the preset's are set `by_hand`.
 
     The precision of training is part of the method's identity, and no setting of the method.
 
@@ -367,7 +367,7 @@ def choose(
     chosen_m = build(m.cls.settings_class, {**preset_m, **(method_values or {})}, "method")
     chosen_t = build(t.cls.settings_class, {**preset_t, **(task_values or {})}, "task")
     if chosen_m != build(m.cls.settings_class, preset_m, "method"):
-        tuning = "untuned"
+        tuning = "by_hand"
     with defects(f"the spec of {t.name}"):
         spec = t.cls(chosen_t).spec
         requires, closed_form = spec.requires, spec.closed_form

@@ -5,6 +5,7 @@ import sys
 import tomllib
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import example, given
@@ -209,7 +210,7 @@ def test_preset_is_valid_and_names_its_source(preset):
     """Of every method on every task that it can run."""
     for method, task in PAIRS:
         choice = registry.choose(method, task, preset)
-        assert choice.tuning in ("published", "tuned", "untuned"), (method, task)
+        assert choice.tuning in get_args(registry.Tuning), (method, task)
         assert choice.preset == preset
         assert isinstance(choice.method_settings, choice.method.cls.settings_class), (method, task)
 
@@ -222,7 +223,7 @@ def test_preset_files_speak_of_known_methods_and_tasks():
         for methods in table.values():
             assert methods.keys() <= registry.methods().keys()
             for name, values in methods.items():
-                assert values.pop("provenance") in ("published", "tuned", "untuned")
+                assert values.pop("provenance") in get_args(registry.Tuning)
                 assert values.keys() <= set(registry.method(name).flags())
 
 
@@ -234,7 +235,7 @@ def test_presets_of_the_split_task():
     assert smoke.method_identity == "mfvi"
     assert (paper.task_settings.epochs, paper.task_settings.batch_size) == (120, None)
     assert paper.method_settings.train_samples == 10
-    assert (standard.tuning, paper.tuning) == ("untuned", "published")
+    assert (standard.tuning, paper.tuning) == ("by_hand", "published")
 
 
 def test_preset_file_is_read_preset_by_preset(monkeypatch):

@@ -473,7 +473,7 @@ def test_standard_is_what_tuning_chose_and_identity_is_relative_to_it(tuned):
     assert (choice.method_identity, choice.tuning) == ("mfvi", "tuned")
     assert (choice.method_settings.learning_rate, choice.method_settings.train_samples) == (0.02, 2)
     back = registry.choose("mfvi", "split_digits", method_values={"learning_rate": 0.001})
-    assert (back.method_identity, back.tuning) == ("mfvi+learning_rate=0.001", "untuned")
+    assert (back.method_identity, back.tuning) == ("mfvi+learning_rate=0.001", "by_hand")
     smoke = registry.choose("mfvi", "split_digits", "smoke")
     assert (smoke.method_identity, smoke.tuning) == ("mfvi", "tuned")
 
