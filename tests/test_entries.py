@@ -12,7 +12,7 @@ import pytest
 from stored import at_hand
 
 import bench
-from bench import cli, records
+from bench import cli, records, registry
 from bench.data import array_digest
 from bench.errors import Diverged, OutputError, UsageError
 from bench.leaderboard import entries, scoring
@@ -407,6 +407,18 @@ def test_every_committed_record_is_named_by_what_it_says():
         assert record.precision == "32-true"
         assert record.provenance.task_file_hash is None or len(record.provenance.task_file_hash) == 64
         assert entries.identities(record) == (record.task.identity, record.method.identity), directory
+
+
+def test_no_committed_record_hides_that_its_settings_were_set_by_hand():
+    """What differs from the preset of a record, or is marked there, is `by_hand`."""
+    for directory, record in entries.committed():
+        made = record.method
+        method = registry.with_members(registry.method(made.name), made.members)
+        values, _, label = registry.preset_values(method, registry.task(record.task.name), record.preset)
+        own, preset = (
+            registry.build(method.cls.settings_class, given, "method") for given in (made.settings, values)
+        )
+        assert made.tuning == (label if own == preset else "by_hand"), directory
 
 
 def reasons(undefined):

@@ -238,6 +238,16 @@ def test_presets_of_the_split_task():
     assert (standard.tuning, paper.tuning) == ("by_hand", "published")
 
 
+def test_what_somebody_set_says_so():
+    """In a preset, or on the command line; the defaults of a method and a published table do not."""
+    assert registry.choose("map", "split_mnist").tuning == "untuned"
+    assert registry.choose("map", "split_mnist", method_values={"learning_rate": 1e-4}).tuning == "by_hand"
+    assert registry.choose("mc_dropout", "retinopathy_synthetic").tuning == "by_hand"
+    assert registry.choose("mfvi", "iris_depth").tuning == "published"
+    assert registry.choose("mfvi", "iris_depth", method_values={"train_samples": 2}).tuning == "by_hand"
+    assert registry.choose("map", "split_mnist", task_values={"epochs": 1}).tuning == "untuned"
+
+
 def test_preset_file_is_read_preset_by_preset(monkeypatch):
     """Paper is standard plus its own; smoke trains the standard method."""
     table = {"standard": {"x": {"provenance": "tuned", "a": 1, "b": 1}}, "paper": {"x": {"b": 2}}}
