@@ -15,7 +15,7 @@ from bench.diagnostics import RHAT_LIMIT, mixed
 from bench.intervals import Moments, welch
 from bench.leaderboard.entries import RECORDS, committed, directory_of, scores_of
 from bench.metrics import restore
-from bench.records import read_record
+from bench.records import read_curves, read_record
 from bench.studies import references
 
 
@@ -161,15 +161,37 @@ def test_new_permutations_look_newer_than_new_digits():
     assert np.exp(interval(np.subtract(*logs))[0]) > 2
 
 
-def test_the_search_for_the_strength_of_ewc_is_committed_and_chosen_by_validation():
+def strengths(fisher):
+    """Strength -> its runs on split_mnist, by seed."""
     found = {}
-    runs = [
-        r for _, r in committed() if (r.task.identity, r.method.name, r.seed) == ("split_mnist", "ewc", 0)
-    ]
-    for record in runs:
-        found[record.method.identity] = record.validation["average_accuracy"]
-    assert len(found) >= 5
-    assert max(found, key=found.__getitem__) == CHOSEN
+    for _, r in committed():
+        if (r.task.identity, r.method.name) == ("split_mnist", "ewc") and r.method.settings[
+            "fisher"
+        ] == fisher:
+            found.setdefault(r.method.settings["strength"], {})[r.seed] = r
+    return found
+
+
+def test_the_search_for_the_strength_of_ewc_is_committed_and_chosen_by_validation():
+    """By seed 0, of the observed-label Fisher; three seeds choose 1e9."""
+    found = strengths("empirical")
+    seen = {s: {k: r.validation["average_accuracy"] for k, r in runs.items()} for s, runs in found.items()}
+    assert len(found) == 13
+    assert f"ewc+strength={max(seen, key=lambda s: seen[s][0])}" == CHOSEN
+    of_three = {s: np.mean(list(values.values())) for s, values in seen.items() if len(values) == 3}
+    assert sorted(of_three) == [1e7, 1e8, 1e9, 1e10, 1e11, 1e12]
+    assert max(of_three, key=of_three.__getitem__) == 1e9
+
+
+def test_no_strength_of_ewc_keeps_what_came_before():
+    """The mean of three seeds stays below 0.3; where the penalty is strongest nothing new is learned."""
+    for fisher in ("empirical", "exact"):
+        for runs in strengths(fisher).values():
+            if len(runs) == 3:
+                assert np.mean([r.metrics["average_accuracy"] for r in runs.values()]) < 0.3
+    for strength in (1e10, 1e11, 1e12):
+        runs = strengths("empirical")[strength]
+        assert min(r.metrics["minimum_learning_accuracy"] for r in runs.values()) < 0.01
 
 
 def test_the_grid_of_the_page_is_what_is_committed():
@@ -271,6 +293,38 @@ def tested(task, method, seed):
     arrays = scores_of(directory_of(task, method, seed))[1]
     log_probs, labels = restore(arrays["full_log_probs"]), arrays["full_labels"]
     return log_probs, -log_probs[np.arange(len(labels)), labels], arrays["full_scores"].astype(float)
+
+
+def test_scores_of_radial_guide_once_its_weights_spread_and_validation_does_not_say_so():
+    """As well as those of mc_dropout, in each of three fits from rho 2; the risk is less than half."""
+
+    def of(rho, seed=0):
+        name = "radial+train_samples=1" + (f",initial_rho={rho}" if rho != -4.0 else "")
+        run = RECORDS / "active_testing_mnist" / name / f"seed{seed}"
+        losses = [v for curve, model, _, v in read_curves(run) if (curve, model) == ("val_nll", "full model")]
+        return read_record(run).metrics, min(losses)
+
+    dropout = [r.metrics for r in active("active_testing_mnist", "mc_dropout")]
+    spread = [of(2.0, seed)[0] for seed in range(3)]
+    ratios = [m["ratio_proportional"] for m in spread]
+    np.testing.assert_allclose((min(ratios), max(ratios)), (0.15, 0.20), atol=0.005)
+    assert max(m["ratio_proportional_high"] for m in spread) < 1
+    assert max(m["risk"] for m in spread) < min(m["risk"] for m in dropout) / 2
+    level = [of(rho)[1] for rho in (-4.0, -2.0, 0.0)]
+    np.testing.assert_allclose((min(level), max(level)), (0.0367, 0.0372), atol=5e-5)
+    assert of(2.0)[1] - max(level) == pytest.approx(0.005, abs=5e-4)
+
+
+def test_longer_fits_do_not_decide_whether_scores_of_radial_guide():
+    """Exact ratios after one draw of the fits that end by patience, and how long they took."""
+    folder = RECORDS / "active_testing_mnist+epochs=100"
+    epochs, ratios = [], {}
+    for method in ("mc_dropout", "radial+train_samples=8,initial_rho=0.0"):
+        records = [read_record(folder / method / f"seed{seed}") for seed in range(3)]
+        epochs += [record.fits[0].epochs for record in records]
+        ratios[method[:6]] = [round(r.metrics["first_draw_ratio_proportional"], 2) for r in records]
+    assert (min(epochs), max(epochs)) == (24, 59)
+    assert ratios == {"mc_dro": [0.18, 0.14, 0.18], "radial": [1.02, 2.0, 0.12]}
 
 
 def test_a_model_does_not_know_where_it_is_sure_and_wrong_and_another_does():

@@ -155,6 +155,8 @@ def scores(task: str) -> str:
         own = beliefs[method, seed]
         other = "radial" if method == "mc_dropout" else "mc_dropout"
         following = (method, seed + 1) if (method, seed + 1) in runs else (method, 0)
+        if (other, seed) not in runs:
+            continue
         believers = [(method, seed), following, (other, seed)]
         found = [bald] + [
             acquisition.expected_loss(Categorical(beliefs[each][None]), own).numpy() for each in believers

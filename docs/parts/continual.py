@@ -19,6 +19,7 @@ from parts.evidence import (
     footer,
     groups,
     interval,
+    is_of_a_search,
     metric,
     milliseconds_per_step,
     table,
@@ -59,7 +60,7 @@ def matrices(task: str) -> str:
     """The accuracy matrix of every choice of settings with three seeds and no coreset, averaged over them."""
     parts = []
     for task_identity, method_identity, group in groups(task):
-        if "coreset" in task_identity or len(group) < 3:
+        if "coreset" in task_identity or len(group) < 3 or is_of_a_search(task, method_identity):
             continue
         of_seeds = accuracy_matrices(group)
         mean, worst = of_seeds.mean(0), np.tril(of_seeds, -1).max(initial=0)
@@ -105,7 +106,7 @@ def continual_pattern() -> str:
     """Average accuracy on the pairs seen so far, step by step, on split_mnist."""
     rows = []
     for task_identity, method_identity, group in groups("split_mnist"):
-        if "order=joint" in task_identity or len(group) < 3:
+        if "order=joint" in task_identity or len(group) < 3 or is_of_a_search("split_mnist", method_identity):
             continue
         matrices = accuracy_matrices(group)
         seen = [matrices[:, t, : t + 1].mean() for t in range(matrices.shape[1])]
@@ -282,11 +283,7 @@ def continual_charts() -> dict[str, tuple[Any, list[FinishedRun]]]:
             continue
         if method.identity.startswith(("mfvi+", "radial", "map", "laplace", "mixture_vi")):
             continue
-        if (
-            method.name == "ewc"
-            and task.name == "split_mnist"
-            and len(by_seed(task.identity, method.identity)) < 3
-        ):
+        if is_of_a_search(task.name, method.identity):
             continue
         shown.append(finished(path))
         if task.identity in ("split_mnist", "permuted_mnist") and method.identity == "mfvi":

@@ -18,6 +18,7 @@ from parts.evidence import (
     footer,
     groups,
     interval,
+    is_of_a_search,
     metric,
     milliseconds_per_step,
     or_none,
@@ -104,6 +105,8 @@ def results(task: str) -> str:
     costs = ["gradients per step", "forward passes per image"] if work else []
     rows = []
     for task_identity, method_identity, group in groups(task):
+        if is_of_a_search(task, method_identity):
+            continue
         if task == "split_mnist" and ("coreset" in task_identity or len(group) < 3):
             continue  # docs/tasks/continual.md has them
         minutes = np.mean([record.seconds for _, record in group]) / 60
