@@ -87,7 +87,7 @@ class Settings:
     """Test labels bought in a trajectory, at least 1."""
     trajectories: Annotated[int, Field(ge=2)] = 5000
     """Trajectories R, at least 2."""
-    score: active.Score | Literal["expected_loss"] = "bald"
+    score: Literal["bald", "predictive_entropy", "variation_ratio", "expected_loss"] = "bald"
     """What makes a test point worth its label: bald, predictive_entropy, variation_ratio or expected_loss."""
     temperature: Positive = 10_000.0
     """T of the softmax, on scores divided by their sum, above 0."""

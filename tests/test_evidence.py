@@ -288,7 +288,7 @@ def worth(losses, score):
     return ((losses**2 / q).sum() / size**2 - risk**2) / ((losses**2).mean() - risk**2)
 
 
-def tested(task, method, seed):
+def of_full_model(task, method, seed):
     """Log-probabilities `[N, C]`, losses `[N]` and BALD `[N]` of the full model."""
     arrays = scores_of(directory_of(task, method, seed))[1]
     log_probs, labels = restore(arrays["full_log_probs"]), arrays["full_labels"]
@@ -333,9 +333,9 @@ def test_a_model_does_not_know_where_it_is_sure_and_wrong_and_another_does():
     def by(task, method, believer, seeds=3):
         found = []
         for seed in range(seeds):
-            own, losses, _ = tested(task, method, seed)
+            own, losses, _ = of_full_model(task, method, seed)
             name, of = believer(method, seed)
-            found.append(worth(losses, -(np.exp(tested(task, name, of)[0]) * own).sum(1)))
+            found.append(worth(losses, -(np.exp(of_full_model(task, name, of)[0]) * own).sum(1)))
         return np.array(found)
 
     def itself(method, seed):
