@@ -135,7 +135,7 @@ def test_a_report_says_what_was_run_and_what_came_out(call):
         *(formats.interval(mean), "0.2500 (n = 1: no interval)"),
         "mean over s of accuracy after the last step (fraction, higher is better)",
         *("epoch 3: the loss is nan", "average_accuracy gone (seed 1)", "bench run map here"),
-        *("method.learning_rate 0.5", "method.optimizer null", "tuning untuned", "trainer.precision 32-true"),
+        *("method.learning_rate 0.5", "method.optimizer null", "tuning by_hand", "trainer.precision 32-true"),
         *(f"torch {EXAMPLE['environment']['torch']}", f"commit {EXAMPLE['provenance']['commit']}"),
         *("loss: 0.5000 to 2.500, x from 1 to 3", "step 1", "matrix, seed 0"),
     ):
