@@ -313,6 +313,13 @@ def test_scores_of_radial_guide_once_its_weights_spread_and_validation_does_not_
     level = [of(rho)[1] for rho in (-4.0, -2.0, 0.0)]
     np.testing.assert_allclose((min(level), max(level)), (0.0367, 0.0372), atol=5e-5)
     assert of(2.0)[1] - max(level) == pytest.approx(0.005, abs=5e-4)
+    losses = {
+        rho: of_full_model("active_testing_mnist", f"radial+train_samples=1{name}", 0)[1]
+        for rho, name in ((-4, ""), (0, ",initial_rho=0.0"), (2, ",initial_rho=2.0"))
+    }
+    # What 6,000 images tell, by the spread of paired differences of the losses on the test images.
+    errors = [np.std(losses[rho] - losses[-4]) / np.sqrt(6000) for rho in (0, 2)]
+    np.testing.assert_allclose(errors, (0.0023, 0.0029), atol=5e-5)
 
 
 def test_longer_fits_do_not_decide_whether_scores_of_radial_guide():

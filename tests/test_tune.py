@@ -479,8 +479,9 @@ def test_standard_is_what_tuning_chose_and_identity_is_relative_to_it(tuned):
 
 
 def test_only_that_method_on_the_task_of_that_name_is_tuned(tuned):
-    for method, task in (("mfvi", "split_mnist"), ("radial", "split_digits"), ("map", "split_digits")):
-        assert registry.choose(method, task).tuning in ("by_hand", "untuned")
+    assert registry.choose("mfvi", "split_mnist").tuning == "by_hand"
+    for method in ("radial", "map"):
+        assert registry.choose(method, "split_digits").tuning == "untuned"
     ensemble = registry.choose("mfvi_ensemble", "split_digits")
     assert (ensemble.tuning, ensemble.method_identity) == ("tuned", "mfvi_ensemble")
     assert ensemble.method_settings.learning_rate == 0.02

@@ -9,35 +9,22 @@ import torch
 from parts.evidence import (
     Drawing,
     Part,
+    compared,
     finished,
     finished_runs,
     footer,
     groups,
     metric,
-    or_none,
+    said,
+    standard_runs,
     table,
 )
 
 from bench import metrics
-from bench.contract import Comparison, FinishedRun
+from bench.contract import FinishedRun
 from bench.predictions import Categorical
 from bench.records import Record
 from bench.studies import acquisition, active
-
-
-def standard(task: str) -> list[FinishedRun]:
-    """Runs of the preset standard, no setting changed."""
-    return [run for run in finished_runs(task) if run.label[:3] == (run.method_name, task, "standard")]
-
-
-def compared(runs: list[FinishedRun]) -> Comparison:
-    """What a task says of runs together."""
-    return type(runs[0].task).compare(runs)
-
-
-def said(runs: list[FinishedRun]) -> str:
-    """What `bench figures RUN.. --to DIR` says of runs."""
-    return "\n".join(f"- {sentence}" for sentence in compared(runs).sentences)
 
 
 def active_regression() -> str:
@@ -145,7 +132,7 @@ def scores(task: str) -> str:
     All from the stored predictions. The expected loss takes its belief of the labels from the fit of the next
     seed, or of the same seed by another method.
     """
-    runs = {(run.method_name, run.seed): run for run in standard(task)}
+    runs = {(run.method_name, run.seed): run for run in standard_runs(task)}
     beliefs = {
         key: torch.from_numpy(metrics.restore(run.arrays["full_log_probs"])) for key, run in runs.items()
     }
@@ -155,8 +142,6 @@ def scores(task: str) -> str:
         own = beliefs[method, seed]
         other = "radial" if method == "mc_dropout" else "mc_dropout"
         following = (method, seed + 1) if (method, seed + 1) in runs else (method, 0)
-        if (other, seed) not in runs:
-            continue
         believers = [(method, seed), following, (other, seed)]
         found = [bald] + [
             acquisition.expected_loss(Categorical(beliefs[each][None]), own).numpy() for each in believers
@@ -183,7 +168,7 @@ def widths(chosen: Callable[[Record], bool]) -> str:
     ]
     header = ["method", "initial rho", "epochs", "least validation NLL", "accuracy", "mean BALD, nats"]
     header += ["correlation with the loss", "proportional: ratio at the last M", "exact after one draw"]
-    return or_none(header, rows)
+    return table(header, rows)
 
 
 def told(run: tuple[FinishedRun, Record]) -> list[str]:
@@ -205,7 +190,7 @@ def told(run: tuple[FinishedRun, Record]) -> list[str]:
 def drawn() -> Iterator[Drawing]:
     """Risks and errors against the number of labels."""
     for task in ("active_mnist", "active_testing_mnist"):
-        yield compared(standard(task)).charts, footer(standard(task))
+        yield compared(task, standard=True).charts, footer(standard_runs(task))
     for run in (run for run in finished_runs("active_regression") if run.seed == 0):
         charts = run.task.figures(run.arrays)
         shown = ("bias", "variance", "test_error")
@@ -215,13 +200,13 @@ def drawn() -> Iterator[Drawing]:
 PARTS: dict[str, Part] = {
     "active regression": active_regression,
     "active learning": lambda: active_learning("active_mnist"),
-    "active learning said": lambda: said(standard("active_mnist")),
+    "active learning said": lambda: said("active_mnist", standard=True),
     "active testing": lambda: active_testing("active_testing_mnist"),
-    "active testing said": lambda: said(standard("active_testing_mnist")),
+    "active testing said": lambda: said("active_testing_mnist", standard=True),
     "active testing scores": lambda: scores("active_testing_mnist"),
     "active testing fashion scores": lambda: scores("active_testing_fashion_mnist"),
     "active testing widths": lambda: widths(lambda r: r.method.settings.get("train_samples") == 1),
     "active testing to the end": lambda: widths(lambda r: r.task.settings["epochs"] == 100),
     "active testing fashion": lambda: active_testing("active_testing_fashion_mnist"),
-    "active testing fashion said": lambda: said(standard("active_testing_fashion_mnist")),
+    "active testing fashion said": lambda: said("active_testing_fashion_mnist", standard=True),
 }

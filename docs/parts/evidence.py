@@ -67,10 +67,15 @@ def finished_runs(*tasks: str) -> list[FinishedRun]:
     return [finished(path) for path, r in committed() if r.task.name in tasks and r.status == "completed"]
 
 
+def standard_runs(task: str) -> list[FinishedRun]:
+    """Those of the preset standard with no setting changed."""
+    return [run for run in finished_runs(task) if run.label[:3] == (run.method_name, task, "standard")]
+
+
 @cache
-def compared(task: str) -> Comparison:
-    """What a task says of its committed runs together."""
-    runs = finished_runs(task)
+def compared(task: str, standard: bool = False) -> Comparison:
+    """What a task says of its committed runs together, or of the `standard_runs` among them."""
+    runs = standard_runs(task) if standard else finished_runs(task)
     return type(runs[0].task).compare(runs)
 
 
@@ -118,9 +123,9 @@ def compared_table(task: str) -> str:
     return table(found.header, found.rows)
 
 
-def said(task: str) -> str:
-    """What `bench figures RUN.. --to DIR` says of the committed runs of a task."""
-    return "\n".join(f"- {sentence}" for sentence in compared(task).sentences)
+def said(task: str, standard: bool = False) -> str:
+    """What `bench figures RUN.. --to DIR` says of the committed runs of a task, or of `standard_runs`."""
+    return "\n".join(f"- {sentence}" for sentence in compared(task, standard).sentences)
 
 
 def said_if_any(task: str) -> str:
