@@ -54,7 +54,7 @@ from bench.contract import (
 from bench.intervals import standard_error
 from bench.settings import Count, Positive, settings
 from bench.spec import Axis
-from bench.studies import acquisition, active, active_comparison
+from bench.studies import acquisition, active, active_comparison, testing
 
 NAMES: dict[str, dict[str, object]] = {
     "active_testing_mnist": {"dataset": "mnist"},
@@ -114,7 +114,7 @@ class ActiveTesting(Task):
             "accuracy": Metric("share of right classes, full model", "fraction", 1, 0),
             "error_uniform": Metric(f"mean squared error, uniform draws, {last}", "nats squared", 0, np.inf),
         }
-        for guide in active.GUIDES:
+        for guide in testing.GUIDES:
             ratio = f"mean squared error of LURE, {guide}, over that of uniform draws, {last}"
             found |= {
                 f"ratio_{guide}": Metric(ratio, "ratio", 0, np.inf),
@@ -237,17 +237,15 @@ class ActiveTesting(Task):
 
     # ---- scoring
 
-    def measured(self, arrays: Arrays) -> dict[str, active.Trajectories]:
+    def measured(self, arrays: Arrays) -> dict[str, testing.Trajectories]:
         """The trajectories of both models; kept, since figures and curves ask for them too."""
         key = data.array_digest(arrays)
         if getattr(self, "_played", (None,))[0] != key:
             own = self.settings
             found = {}
             for model in MODELS:
-                labels = arrays[f"{model}_labels"]
-                losses = -metrics.restore(arrays[f"{model}_log_probs"])[np.arange(len(labels)), labels]
-                scores = arrays[f"{model}_scores"].astype(np.float64)
-                found[model] = active.simulate(
+                losses, scores = losses_and_scores(arrays, model)
+                found[model] = testing.simulate(
                     losses, scores, own.temperature, own.trajectories, own.acquired
                 )
             self._played = key, found
@@ -263,7 +261,7 @@ class ActiveTesting(Task):
             "accuracy": metrics.accuracy(predicted, arrays["full_labels"]),
             "error_uniform": float(full.squared_error("uniform", "plain")[:, -1].mean()),
         }
-        for guide in active.GUIDES:
+        for guide in testing.GUIDES:
             ratio, first = full.ratios[guide], full.first_draw[guide]
             scores |= {
                 f"ratio_{guide}": float(ratio.centre[-1]),
@@ -301,3 +299,9 @@ class ActiveTesting(Task):
     def compare(cls, runs: Sequence[FinishedRun]) -> Comparison:
         """Errors and biases, a line per method and variant; which scores guide better."""
         return active_comparison.compare_testing(runs)
+
+
+def losses_and_scores(arrays: Arrays, model: str = "full") -> tuple[np.ndarray, np.ndarray]:
+    """Losses -log p(label) of a model over its test pool, and its scores, each `[N]`, in nats."""
+    labels, log_probs = arrays[f"{model}_labels"], metrics.restore(arrays[f"{model}_log_probs"])
+    return -log_probs[np.arange(len(labels)), labels], arrays[f"{model}_scores"].astype(np.float64)

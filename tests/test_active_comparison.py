@@ -10,7 +10,7 @@ from bench import figures, intervals
 from bench.cli import main
 from bench.contract import FinishedRun
 from bench.errors import UsageError
-from bench.studies import active, active_comparison
+from bench.studies import active, active_comparison, testing
 
 POINTS = np.array([10, 13, 16])
 
@@ -175,7 +175,7 @@ def models(follow, seed=0, trajectories=400):
     rng = np.random.default_rng(seed)
     losses = rng.gamma(0.5, 1, SIZE)
     scores = follow * losses + (1 - follow) * rng.permutation(losses)
-    found = active.simulate(losses, scores, 20.0, trajectories, 20)
+    found = testing.simulate(losses, scores, 20.0, trajectories, 20)
     return {"full": found, "small": found}
 
 
@@ -202,7 +202,7 @@ def test_guidance_is_said_where_the_interval_excludes_one():
     assert not blind[0].endswith("it guides better")
     same = said_of_testing(
         trials(
-            none=[{m: active.simulate(np.arange(9.0), np.zeros(9), 1.0, 50, 4) for m in ("full", "small")}]
+            none=[{m: testing.simulate(np.arange(9.0), np.zeros(9), 1.0, 50, 4) for m in ("full", "small")}]
         )
     )
     assert all(s.endswith("no difference shown") for s in same)
@@ -212,8 +212,8 @@ def test_guidance_is_said_where_the_interval_excludes_one():
 def test_method_without_spread_is_not_said_to_guide(rounding):
     """Its scores are 0: it draws as uniform sampling does, and the ratio is 1 but for rounding."""
     losses = np.random.default_rng(0).gamma(0.5, 1, SIZE)
-    found = active.simulate(losses, np.zeros(SIZE), 20.0, 400, 20)
-    for name in active.GUIDES:
+    found = testing.simulate(losses, np.zeros(SIZE), 20.0, 400, 20)
+    for name in testing.GUIDES:
         found.estimates[name]["lure"] = found.risk + (found.estimates[name]["lure"] - found.risk) * (
             1 - rounding
         )
@@ -226,7 +226,7 @@ def test_draws_that_miss_the_rare_ones_are_not_said_to_guide():
     """A large loss that is never drawn: little is seen of an error that is enormous."""
     losses = np.r_[np.full(59, 0.01), 10.0]
     scores = np.r_[np.linspace(1, 2, 59), 0.0]
-    found = active.simulate(losses, scores, 4000.0, 400, 20)
+    found = testing.simulate(losses, scores, 4000.0, 400, 20)
     assert found.ratios["softmax"].high[-1] < 1 < found.ratio_at_least("softmax")[-1]
     runs = [{"full": found, "small": found}] * 3
     sentences = [s for s in said_of_testing(trials(a=runs, b=runs)) if "softmax" in s]

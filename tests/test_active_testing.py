@@ -14,7 +14,7 @@ from bench.engine import Engine, TrainerOptions
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
 from bench.predictions import Categorical
-from bench.studies import active, risk
+from bench.studies import active, risk, testing
 from bench.tasks.active_testing import ActiveTesting
 
 FEW = {"epochs": 1, "test_samples": 3, "trajectories": 50, "acquired": 12}
@@ -49,7 +49,7 @@ def logs(proposals):
 def test_sequences_of_draws_have_their_exact_probabilities(draws):
     """Chi-squared over all ordered sequences; 9 tests at 10^-4 each raise a false alarm once in 1100."""
     number = 40_000
-    found = active.races(logs(PROPOSALS), number, draws)
+    found = testing.races(logs(PROPOSALS), number, draws)
     for name, p in PROPOSALS.items():
         index, q = found[name]
         assert index.shape == q.shape == (number, draws)
@@ -67,7 +67,7 @@ def test_sequences_of_draws_have_their_exact_probabilities(draws):
 
 def test_equal_proposals_draw_equal_points_and_others_share_their_luck():
     p = PROPOSALS["steep"]
-    found = active.races({"a": np.log(p), "b": np.log(p), "c": np.zeros(4)}, 2000, 2)
+    found = testing.races({"a": np.log(p), "b": np.log(p), "c": np.zeros(4)}, 2000, 2)
     np.testing.assert_array_equal(found["a"][0], found["b"][0])
     same = (found["a"][0][:, 0] == found["c"][0][:, 0]).mean()
     independent = (p / 4).sum()
@@ -75,9 +75,9 @@ def test_equal_proposals_draw_equal_points_and_others_share_their_luck():
 
 
 def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
-    at_once = active.races(logs(PROPOSALS), 30, 2)
-    monkeypatch.setattr(active, "_CHUNK", 4 * 7)
-    for name, (index, q) in active.races(logs(PROPOSALS), 30, 2).items():
+    at_once = testing.races(logs(PROPOSALS), 30, 2)
+    monkeypatch.setattr(testing, "_CHUNK", 4 * 7)
+    for name, (index, q) in testing.races(logs(PROPOSALS), 30, 2).items():
         np.testing.assert_array_equal(index, at_once[name][0])
         np.testing.assert_array_equal(q, at_once[name][1])
 
@@ -88,20 +88,20 @@ def test_winners_of_a_large_pool_are_those_of_sorting_all_of_it(steep):
     log_w = steep * np.random.default_rng(0).standard_normal(400)
     log_times = np.log(np.random.default_rng(1).standard_exponential((200, 400)))
     whole = (log_times - log_w).argsort(1)[:, :20]
-    early = active._early(log_w, 40)
+    early = testing._early(log_w, 40)
     assert early < np.inf
     sorted_at_most = ((log_times - log_w) < early).sum(1)
     assert 20 <= sorted_at_most.min() <= sorted_at_most.max() < 80
     assert sorted_at_most.mean() == pytest.approx(40, abs=2)  # 4 standard errors or more
-    for time in (early, active._early(log_w, 10), np.inf):
-        np.testing.assert_array_equal(active._first(log_times, log_w, 20, time), whole)
-    assert active._early(log_w, 201) == np.inf
+    for time in (early, testing._early(log_w, 10), np.inf):
+        np.testing.assert_array_equal(testing._first(log_times, log_w, 20, time), whole)
+    assert testing._early(log_w, 201) == np.inf
 
 
 def test_probabilities_among_those_left_survive_draws_that_hold_nearly_all():
     """After the first draw of weights e^0, e^-2000, 2 e^-2000 and e^-5000 float64 would have nothing left."""
     weights = np.array([0.0, -2000.0, -2000.0 + np.log(2), -5000.0])
-    index, q = active.races({"p": weights}, 2000, 3)["p"]
+    index, q = testing.races({"p": weights}, 2000, 3)["p"]
     assert (index[:, 0] == 0).all()
     np.testing.assert_allclose(q[:, 0], 1)
     np.testing.assert_allclose(q[:, 1], np.where(index[:, 1] == 1, 1 / 3, 2 / 3), rtol=1e-12)
@@ -114,10 +114,10 @@ def test_probabilities_among_those_left_survive_draws_that_hold_nearly_all():
 def test_weights_are_those_of_the_proposals(proposal):
     scores = np.array([0.2, 0.0, 1.0, 0.4])
     p = active.propose(proposal, torch.from_numpy(scores), 20.0).numpy()
-    w = np.exp(active.log_weights(proposal, scores, 20.0))
+    w = np.exp(testing.log_weights(proposal, scores, 20.0))
     np.testing.assert_allclose(w / w.sum(), p)
-    assert np.isfinite(active.log_weights(proposal, scores, 1e6)).all()
-    assert np.ptp(active.log_weights(proposal, np.zeros(4), 1e6)) == pytest.approx(0)
+    assert np.isfinite(testing.log_weights(proposal, scores, 1e6)).all()
+    assert np.ptp(testing.log_weights(proposal, np.zeros(4), 1e6)) == pytest.approx(0)
 
 
 # ---- estimates
@@ -128,7 +128,7 @@ SCORES = np.array([0.2, 1.0, 0.0, 0.5, 1.2, 0.1, 0.6, 0.3])
 
 def simulate(temperature=12.0, trajectories=4000, acquired=6):
     """A pool of eight points, of moderate weights."""
-    return active.simulate(LOSSES, SCORES, temperature, trajectories, acquired)
+    return testing.simulate(LOSSES, SCORES, temperature, trajectories, acquired)
 
 
 def test_estimates_are_those_of_the_estimators_on_the_drawn_points():
@@ -141,7 +141,7 @@ def test_estimates_are_those_of_the_estimators_on_the_drawn_points():
         "uniform": np.ones(8),
     }
     proposals = {name: np.log(w) for name, w in proposals.items()}
-    for name, (index, q) in active.races(proposals, 20, 6).items():
+    for name, (index, q) in testing.races(proposals, 20, 6).items():
         for k, m in enumerate(found.points):
             losses, own = LOSSES[index[:, :m]], q[:, :m]
             np.testing.assert_allclose(found.estimates[name]["plain"][:, k], losses.mean(1))
@@ -186,12 +186,12 @@ def test_ratio_after_one_draw_is_exact():
     assert sampled == pytest.approx(many.first_draw["proportional"], rel=0.1)
 
 
-@pytest.mark.parametrize("guide", active.GUIDES)
+@pytest.mark.parametrize("guide", testing.GUIDES)
 def test_exact_lower_bound_of_the_ratio_holds_over_all_sequences(guide):
     """Mean squared error by enumeration; equal at M = 1, where the first draw is all there is."""
     losses, scores = LOSSES[:5], SCORES[:5]
-    found = active.simulate(losses, scores, 12.0, 2, 4)
-    weights = np.exp(active.log_weights(guide, scores, 12.0))
+    found = testing.simulate(losses, scores, 12.0, 2, 4)
+    weights = np.exp(testing.log_weights(guide, scores, 12.0))
     for k, m in enumerate(found.points):
         errors = {"guided": 0.0, "uniform": 0.0}
         for sequence in itertools.permutations(range(5), int(m)):
@@ -207,20 +207,20 @@ def test_exact_lower_bound_of_the_ratio_holds_over_all_sequences(guide):
 
 
 def test_overflow_of_the_first_draw_is_said():
-    found = active.simulate(np.arange(4.0), np.array([1.0, 0, 0, 0]), 1e4, 2, 2)
+    found = testing.simulate(np.arange(4.0), np.array([1.0, 0, 0, 0]), 1e4, 2, 2)
     assert found.first_draw["softmax"] == np.inf
 
 
 def test_equal_losses_leave_nothing_to_guide():
-    found = active.simulate(np.full(8, np.log(10)), SCORES, 12.0, 20, 6)
-    for guide in active.GUIDES:
+    found = testing.simulate(np.full(8, np.log(10)), SCORES, 12.0, 20, 6)
+    for guide in testing.GUIDES:
         assert all((limit == 1).all() for limit in found.ratios[guide])
         assert found.first_draw[guide] == 1
 
 
 def test_no_spread_is_uniform_sampling():
-    found = active.simulate(LOSSES, np.zeros(8), 1e4, 200, 6)
-    for guide in active.GUIDES:
+    found = testing.simulate(LOSSES, np.zeros(8), 1e4, 200, 6)
+    for guide in testing.GUIDES:
         band = found.ratios[guide]
         for limit in band:
             np.testing.assert_allclose(limit, 1)
@@ -228,13 +228,13 @@ def test_no_spread_is_uniform_sampling():
 
 def test_scores_that_follow_the_losses_guide_better():
     """Draws in proportion to the loss have no variance at M = 1, and less than uniform ones after."""
-    found = active.simulate(LOSSES, LOSSES, 12.0, 2000, 6)
+    found = testing.simulate(LOSSES, LOSSES, 12.0, 2000, 6)
     assert found.first_draw["proportional"] < 1e-3 + (0.1 * LOSSES.mean() > LOSSES).sum()
     assert (found.ratios["proportional"].high[:2] < 1).all()
 
 
 def test_of_a_small_pool_one_point_at_least_stays():
-    assert active.simulate(LOSSES, SCORES, 12.0, 5, 70).points[-1] == 7
+    assert testing.simulate(LOSSES, SCORES, 12.0, 5, 70).points[-1] == 7
 
 
 # ---- the task
@@ -333,11 +333,11 @@ def test_score_plays_the_trajectories_of_the_stored_losses_and_scores():
         losses[model] = -metrics.restore(arrays[f"{model}_log_probs"])[np.arange(size), labels]
     scores = task.score(arrays)
     full, small = (
-        active.simulate(losses[m], arrays[f"{m}_scores"].astype(float), 1e4, 300, 10)
+        testing.simulate(losses[m], arrays[f"{m}_scores"].astype(float), 1e4, 300, 10)
         for m in ("full", "small")
     )
     assert scores["risk"] == pytest.approx(losses["full"].mean())
-    for guide in active.GUIDES:
+    for guide in testing.GUIDES:
         error = full.squared_error(guide, "lure")[:, -1].mean()
         assert scores[f"error_{guide}_lure"] == pytest.approx(error)
         assert scores[f"ratio_{guide}"] == pytest.approx(error / scores["error_uniform"])
@@ -363,8 +363,8 @@ def test_point_mass_has_the_ratio_one():
 
 def test_races_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
     weights = {"a": np.log(np.arange(1.0, 31.0)), "b": np.zeros(30)}
-    whole = active.races(weights, 50, 10)
-    monkeypatch.setattr(active, "_CHUNK", 100)
-    for name, found in active.races(weights, 50, 10).items():
+    whole = testing.races(weights, 50, 10)
+    monkeypatch.setattr(testing, "_CHUNK", 100)
+    for name, found in testing.races(weights, 50, 10).items():
         for piece, all_at_once in zip(found, whole[name], strict=True):
             np.testing.assert_array_equal(piece, all_at_once)

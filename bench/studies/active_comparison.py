@@ -15,7 +15,8 @@ from bench import figures, intervals
 from bench.comparison import Comparison, FinishedRun, Lines, by_task, pairs
 from bench.errors import UsageError
 from bench.intervals import Band, Interval, student
-from bench.studies.active import GUIDES, OBJECTIVES, Learning, Trajectories
+from bench.studies.active import OBJECTIVES, Learning
+from bench.studies.testing import GUIDES, Trajectories
 
 POINTS, LABELS = "acquired points M", "test labels M"
 _TINY = 1e-300

@@ -24,7 +24,8 @@ from bench import metrics
 from bench.contract import FinishedRun
 from bench.predictions import Categorical
 from bench.records import Record
-from bench.studies import acquisition, active
+from bench.studies import acquisition, active, testing
+from bench.tasks.active_testing import losses_and_scores
 
 
 def active_regression() -> str:
@@ -77,12 +78,6 @@ def active_learning(task: str) -> str:
     return table([*header, "overfitting bias", "cost in mean NLL", "minutes per run"], rows)
 
 
-def losses_and_scores(run: FinishedRun) -> tuple[np.ndarray, np.ndarray]:
-    """Losses -log p(label) and scores of the full model over its test pool, each `[N]`, in nats."""
-    labels, log_probs = run.arrays["full_labels"], metrics.restore(run.arrays["full_log_probs"])
-    return -log_probs[np.arange(len(labels)), labels], run.arrays["full_scores"].astype(float)
-
-
 def active_testing(task: str) -> str:
     """Mean squared error over that of uniform draws, of every committed run, and the biases."""
     rows, biases, causes = [], [], []
@@ -91,7 +86,7 @@ def active_testing(task: str) -> str:
             if (task_identity, method_identity, record.preset) != (task, record.method.name, "standard"):
                 continue
             m = record.metrics
-            losses, scores = losses_and_scores(finished(path))
+            losses, scores = losses_and_scores(finished(path).arrays)
             ten = np.sort(losses**2)[-10:].sum() / (losses**2).sum()
             cells = [
                 f"{scores.mean():.2g}",
@@ -100,7 +95,7 @@ def active_testing(task: str) -> str:
             ]
             causes.append([f"`{method_identity}`", str(record.seed), *cells, f"{ten:.0%}"])
             cells = [f"`{method_identity}`", str(record.seed), f"{m['risk']:.4f}", f"{m['accuracy']:.4f}"]
-            for guide in active.GUIDES:
+            for guide in testing.GUIDES:
                 low, middle, high = (m[f"ratio_{guide}{end}"] for end in ("_low", "", "_high"))
                 first = m[f"first_draw_ratio_{guide}"]
                 cells += [f"{middle:.3g} ({low:.3g} to {high:.3g})", "-" if first is None else f"{first:.3g}"]
@@ -110,7 +105,7 @@ def active_testing(task: str) -> str:
                 + [f"{m[f'bias_{e}']:.4f} ± {m[f'bias_{e}_error']:.4f}" for e in active.OBJECTIVES]
             )
     header = ["method", "seed", "risk", "accuracy"]
-    for guide in active.GUIDES:
+    for guide in testing.GUIDES:
         header += [f"{guide}: ratio at the last M (95%)", "exact after one draw"]
     ratios = table([*header, "minutes"], rows)
     signs = [f"risk minus {name}" for name in active.OBJECTIVES.values()]
@@ -138,7 +133,7 @@ def scores(task: str) -> str:
     }
     rows = []
     for (method, seed), run in runs.items():
-        losses, bald = losses_and_scores(run)
+        losses, bald = losses_and_scores(run.arrays)
         own = beliefs[method, seed]
         other = "radial" if method == "mc_dropout" else "mc_dropout"
         following = (method, seed + 1) if (method, seed + 1) in runs else (method, 0)
@@ -146,7 +141,7 @@ def scores(task: str) -> str:
         found = [bald] + [
             acquisition.expected_loss(Categorical(beliefs[each][None]), own).numpy() for each in believers
         ]
-        ratios = [active.first_draw_ratio(losses, active.log_weights("proportional", s, 1)) for s in found]
+        ratios = [testing.first_draw_ratio(losses, testing.log_weights("proportional", s, 1)) for s in found]
         rows.append([f"`{method}`", str(seed), *(f"{ratio:.3g}" for ratio in ratios), f"`{other}`"])
     header = ["method", "seed", "BALD", "predictive entropy", "expected loss, belief of the next seed"]
     return table([*header, "expected loss, belief of another method", "which"], rows)
@@ -174,7 +169,7 @@ def widths(chosen: Callable[[Record], bool]) -> str:
 def told(run: tuple[FinishedRun, Record]) -> list[str]:
     """Cells of one run in `widths`."""
     found, record = run
-    losses, scores = losses_and_scores(found)
+    losses, scores = losses_and_scores(found.arrays)
     validation = [v for curve, series, _, v in found.curves if (curve, series) == ("val_nll", "full model")]
     return [
         str(record.fits[0].epochs),
