@@ -8,12 +8,14 @@ import numpy as np
 import torch
 from parts.evidence import (
     Drawing,
+    Group,
     Part,
     compared,
     finished,
     finished_runs,
     footer,
     groups,
+    interval,
     metric,
     said,
     standard_runs,
@@ -22,6 +24,7 @@ from parts.evidence import (
 
 from bench import metrics
 from bench.contract import FinishedRun
+from bench.intervals import differences
 from bench.predictions import Categorical
 from bench.records import Record
 from bench.studies import acquisition, active, testing
@@ -76,6 +79,45 @@ def active_learning(task: str) -> str:
         "last accuracy",
     ]
     return table([*header, "overfitting bias", "cost in mean NLL", "minutes per run"], rows)
+
+
+FACTORS = {
+    "": "none",
+    "balanced=true": "classes in their usual proportions (Fig. C.3l)",
+    "acquisition_objective=lure": "fits that choose points have LURE too (Fig. C.4)",
+    "temperature=1000.0": "temperature 1,000 (Fig. C.6)",
+    "temperature=20000.0": "temperature 20,000 (Fig. C.6)",
+    "proposal=proportional": "draws in proportion to the scores",
+}
+"""What the ablations of active learning change, as identities of a task have it, and in words."""
+
+
+def ablated(method: str) -> dict[str, Group]:
+    """The ablations of a method, 20 acquisitions on digits: its runs by factor."""
+    found = {}
+    for task_identity, method_identity, group in groups("active_digits"):
+        changed = task_identity.partition("+")[2].split(",")
+        if method_identity == method and "acquired=20" in changed:
+            found[",".join(c for c in changed if c != "acquired=20")] = group
+    return found
+
+
+def ablations() -> str:
+    """What removing the bias costs with one factor changed, and how far the two methods are apart."""
+    of = {method: ablated(method) for method in ("mc_dropout", "radial")}
+    rows = []
+    for factor, what in FACTORS.items():
+        both = [{r.seed: r.metrics for _, r in runs[factor]} for runs in of.values() if factor in runs]
+        if len(both) < len(of):
+            continue
+        costs = [interval([m["cost_of_lure"] for m in by.values()]) for by in both]
+        gaps = [
+            interval(differences(*({seed: m[f"mean_nll_{o}"] for seed, m in by.items()} for by in both)))
+            for o in ("plain", "lure")
+        ]
+        rows.append([what, str(len(both[0])), *costs, *gaps])
+    header = ["changed", "seeds", *(f"LURE minus R~, `{method}`" for method in of)]
+    return table([*header, *(f"`mc_dropout` minus `radial`, {name}" for name in ("R~", "LURE"))], rows)
 
 
 def active_testing(task: str) -> str:
@@ -194,6 +236,7 @@ def drawn() -> Iterator[Drawing]:
 
 PARTS: dict[str, Part] = {
     "active regression": active_regression,
+    "active learning ablations": ablations,
     "active learning": lambda: active_learning("active_mnist"),
     "active learning said": lambda: said("active_mnist", standard=True),
     "active testing": lambda: active_testing("active_testing_mnist"),
