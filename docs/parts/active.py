@@ -28,6 +28,7 @@ from bench.intervals import differences
 from bench.predictions import Categorical
 from bench.records import Record
 from bench.studies import acquisition, active, testing
+from bench.tasks.active_learning import START
 from bench.tasks.active_testing import losses_and_scores
 
 
@@ -102,21 +103,31 @@ def ablated(method: str) -> dict[str, Group]:
     return found
 
 
+def sharpness(group: Group) -> float:
+    """How many times as likely as under uniform draws acquired points were, geometric mean over runs."""
+    arrays = [finished(path).arrays for path, _ in group]
+    acquired = [(a["proposal"], a["pool_size"] - np.arange(len(a["proposal"]))) for a in arrays]
+    logs = [np.log((q * left)[START:]).mean() for q, left in acquired]
+    return float(np.exp(np.mean(logs)))
+
+
 def ablations() -> str:
     """What removing the bias costs with one factor changed, and how far the two methods are apart."""
     of = {method: ablated(method) for method in ("mc_dropout", "radial")}
     rows = []
     for factor, what in FACTORS.items():
-        both = [{r.seed: r.metrics for _, r in runs[factor]} for runs in of.values() if factor in runs]
-        if len(both) < len(of):
+        if not all(factor in runs for runs in of.values()):
             continue
+        both = [{r.seed: r.metrics for _, r in runs[factor]} for runs in of.values()]
         costs = [interval([m["cost_of_lure"] for m in by.values()]) for by in both]
+        sharp = [f"{sharpness(runs[factor]):.3g}" for runs in of.values()]
         gaps = [
             interval(differences(*({seed: m[f"mean_nll_{o}"] for seed, m in by.items()} for by in both)))
             for o in ("plain", "lure")
         ]
-        rows.append([what, str(len(both[0])), *costs, *gaps])
-    header = ["changed", "seeds", *(f"LURE minus R~, `{method}`" for method in of)]
+        rows.append([what, str(len(both[0])), *sharp, *costs, *gaps])
+    header = ["changed", "seeds", *(f"draws, `{method}`" for method in of)]
+    header += [f"LURE minus R~, `{method}`" for method in of]
     return table([*header, *(f"`mc_dropout` minus `radial`, {name}" for name in ("R~", "LURE"))], rows)
 
 
