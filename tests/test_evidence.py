@@ -272,7 +272,7 @@ def test_methods_of_one_seed_start_from_the_same_points():
 
 
 def test_no_factor_of_active_learning_makes_the_unbiased_objective_the_better_one():
-    """Nor turns the order of two methods; sharper draws cost more in each seed, by an amount three do not settle."""
+    """Nor turns the order of two methods; whether sharper draws cost more three seeds do not settle."""
 
     def of(method, name, changed=""):
         task = f"active_digits+{changed}acquired=20" if changed == "balanced=true," else None
@@ -284,7 +284,8 @@ def test_no_factor_of_active_learning_makes_the_unbiased_objective_the_better_on
     for factor in (*factors, warm, hot):
         costs = [of(method, "cost_of_lure", factor).mean() for method in COMPARED]
         bounds = (0.0049, 0.052) if factor in (warm, ",proposal=proportional") else (0.08, 0.193)
-        assert bounds[0] <= min(costs) and max(costs) < bounds[1]
+        assert bounds[0] <= min(costs)
+        assert max(costs) < bounds[1]
         for objective in ("plain", "lure"):
             radial, dropout = (of(m, f"mean_nll_{objective}", factor).mean() for m in COMPARED)
             assert radial < dropout
@@ -363,16 +364,25 @@ def test_scores_of_radial_guide_once_its_weights_spread_and_validation_does_not_
     np.testing.assert_allclose(errors, (0.0023, 0.0029), atol=5e-5)
 
 
-def test_longer_fits_do_not_decide_whether_scores_of_radial_guide():
-    """Exact ratios after one draw of the fits that end by patience, and how long they took."""
+def test_width_decides_in_longer_fits_too():
+    """Exact ratios after one draw of the fits that end by patience, how long they took, what is undecided."""
     folder = RECORDS / "active_testing_mnist+epochs=100"
-    epochs, ratios = [], {}
-    for method in ("mc_dropout", "radial+train_samples=8,initial_rho=0.0"):
+    epochs, exact, sampled = [], {}, {}
+    methods = {"mc_dropout": None, "radial": -4, "radial+train_samples=8,initial_rho=0.0": 0}
+    for method, rho in (methods | {"radial+initial_rho=2.0": 2}).items():
         records = [read_record(folder / method / f"seed{seed}") for seed in range(3)]
         epochs += [record.fits[0].epochs for record in records]
-        ratios[method[:6]] = [round(r.metrics["first_draw_ratio_proportional"], 2) for r in records]
-    assert (min(epochs), max(epochs)) == (24, 59)
-    assert ratios == {"mc_dro": [0.18, 0.14, 0.18], "radial": [1.02, 2.0, 0.12]}
+        exact[rho] = [round(r.metrics["first_draw_ratio_proportional"], 2) for r in records]
+        sampled[rho] = np.array([r.metrics["ratio_proportional"] for r in records])
+    assert (min(epochs), max(epochs)) == (13, 59)
+    assert exact == {
+        None: [0.18, 0.14, 0.18],
+        -4: [1.33, 1.7, 1.73],
+        0: [1.02, 2.0, 0.12],
+        2: [0.27, 0.35, 0.24],
+    }
+    for rho, said in ((-4, (-0.12, 2.39)), (0, (-0.52, 1.24)), (2, (-0.14, 0.34))):
+        np.testing.assert_allclose(interval(sampled[rho] - sampled[None]), said, atol=0.006)
 
 
 def test_a_model_does_not_know_where_it_is_sure_and_wrong_and_another_does():
