@@ -366,6 +366,13 @@ def test_scores_of_radial_guide_once_its_weights_spread_and_validation_does_not_
     np.testing.assert_allclose((min(ratios), max(ratios)), (0.15, 0.20), atol=0.005)
     assert max(m["ratio_proportional_high"] for m in spread) < 1
     assert max(m["risk"] for m in spread) < min(m["risk"] for m in dropout) / 2
+    narrower, best, wider = (
+        np.array([of(rho, seed)[0]["first_draw_ratio_proportional"] for seed in range(3)])
+        for rho in (0.0, 2.0, 4.0)
+    )
+    np.testing.assert_allclose(interval(wider - best), (0.10, 0.13), atol=0.005)
+    np.testing.assert_allclose((min(narrower - best), max(narrower - best)), (0.25, 0.70), atol=0.005)
+    assert all(of(0.0, seed)[1] < of(2.0, seed)[1] for seed in range(3))
     level = [of(rho)[1] for rho in (-4.0, -2.0, 0.0)]
     np.testing.assert_allclose((min(level), max(level)), (0.0367, 0.0372), atol=5e-5)
     assert of(2.0)[1] - max(level) == pytest.approx(0.005, abs=5e-4)
