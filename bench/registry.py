@@ -312,6 +312,8 @@ def identity(entry: Entry, settings: Any, standard: Any, precision: str = FULL_P
 
 
 def _safe(value: Any) -> str:
+    if isinstance(value, float):
+        value += 0.0  # -0.0 equals 0.0, and so has its name
     text = json.dumps(value) if isinstance(value, bool | None) else str(value)
     return re.sub(r"[^A-Za-z0-9._+-]", lambda match: f"~{ord(match[0]):x}~", text)
 

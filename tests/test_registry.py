@@ -343,6 +343,7 @@ def test_random_settings_cover_all_of_mfvi():
 
 
 @given(SETTINGS, SETTINGS)
+@example(*(MFVI.cls.settings_class(initial_rho=zero) for zero in (0.0, -0.0)))
 def test_equal_identity_is_equal_settings(a, b):
     assert (identity(MFVI, a, STANDARD) == identity(MFVI, b, STANDARD)) == (a == b)
     assert identity(MFVI, a, STANDARD) == identity(MFVI, MFVI.cls.settings_class(**asdict(a)), STANDARD)
