@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
 from parts.evidence import (
     Drawing,
-    Group,
     Part,
+    by_seed,
     compared,
     finished,
     finished_runs,
@@ -83,51 +84,37 @@ def active_learning(task: str) -> str:
 
 
 FACTORS = {
-    "": "none",
-    "balanced=true": "classes in their usual proportions (Fig. C.3l)",
-    "acquisition_objective=lure": "fits that choose points have LURE too (Fig. C.4)",
-    "temperature=1000.0": "temperature 1,000 (Fig. C.6)",
-    "temperature=20000.0": "temperature 20,000 (Fig. C.6)",
-    "proposal=proportional": "draws in proportion to the scores",
+    "acquired=20": "none",
+    "balanced=true,acquired=20": "classes in their usual proportions (Fig. C.3l)",
+    "acquired=20,acquisition_objective=lure": "fits that choose points have LURE too (Fig. C.4)",
+    "acquired=20,temperature=1000.0": "temperature 1,000 (Fig. C.6)",
+    "acquired=20,temperature=20000.0": "temperature 20,000 (Fig. C.6)",
+    "acquired=20,proposal=proportional": "draws in proportion to the scores",
 }
-"""What the ablations of active learning change, as identities of a task have it, and in words."""
+"""What the ablations of active learning change: settings of `active_digits`, and in words."""
 
 
-def ablated(method: str) -> dict[str, Group]:
-    """The ablations of a method, 20 acquisitions on digits: its runs by factor."""
-    found = {}
-    for task_identity, method_identity, group in groups("active_digits"):
-        changed = task_identity.partition("+")[2].split(",")
-        if method_identity == method and "acquired=20" in changed:
-            found[",".join(c for c in changed if c != "acquired=20")] = group
-    return found
-
-
-def sharpness(group: Group) -> float:
+def sharpness(runs: Iterable[Path]) -> float:
     """How many times as likely as under uniform draws acquired points were, geometric mean over runs."""
-    arrays = [finished(path).arrays for path, _ in group]
+    arrays = [finished(path).arrays for path in runs]
     acquired = [(a["proposal"], a["pool_size"] - np.arange(len(a["proposal"]))) for a in arrays]
-    logs = [np.log((q * left)[START:]).mean() for q, left in acquired]
-    return float(np.exp(np.mean(logs)))
+    return float(np.exp(np.mean([np.log((q * left)[START:]).mean() for q, left in acquired])))
 
 
 def ablations() -> str:
     """What removing the bias costs with one factor changed, and how far the two methods are apart."""
-    of = {method: ablated(method) for method in ("mc_dropout", "radial")}
-    rows = []
-    for factor, what in FACTORS.items():
-        if not all(factor in runs for runs in of.values()):
-            continue
-        both = [{r.seed: r.metrics for _, r in runs[factor]} for runs in of.values()]
-        costs = [interval([m["cost_of_lure"] for m in by.values()]) for by in both]
-        sharp = [f"{sharpness(runs[factor]):.3g}" for runs in of.values()]
-        gaps = [
-            interval(differences(*({seed: m[f"mean_nll_{o}"] for seed, m in by.items()} for by in both)))
-            for o in ("plain", "lure")
-        ]
-        rows.append([what, str(len(both[0])), *sharp, *costs, *gaps])
-    header = ["changed", "seeds", *(f"draws, `{method}`" for method in of)]
-    header += [f"LURE minus R~, `{method}`" for method in of]
+    methods, rows = ("mc_dropout", "radial"), []
+    for settings, what in FACTORS.items():
+        runs = [by_seed(f"active_digits+{settings}", method) for method in methods]
+        sharp = [f"{sharpness(path for path, _ in by.values()):.3g}" for by in runs]
+        costs = [interval([r.metrics["cost_of_lure"] for _, r in by.values()]) for by in runs]
+        gaps = []
+        for o in ("plain", "lure"):
+            nll = [{seed: r.metrics[f"mean_nll_{o}"] for seed, (_, r) in by.items()} for by in runs]
+            gaps.append(interval(differences(*nll)))
+        rows.append([what, str(len(runs[0])), *sharp, *costs, *gaps])
+    header = ["changed", "seeds", *(f"draws, `{method}`" for method in methods)]
+    header += [f"LURE minus R~, `{method}`" for method in methods]
     return table([*header, *(f"`mc_dropout` minus `radial`, {name}" for name in ("R~", "LURE"))], rows)
 
 
