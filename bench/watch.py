@@ -115,8 +115,10 @@ class Watch(pl.callbacks.Checkpoint):
             checkpoints.forget(self.partial)
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Notes that training begins."""
+        """Notes that training begins, and brings what a checkpoint held to where the fit is made."""
         self.trains = True
+        self._untold = [terms.to(module.device) for terms in self._untold]
+        self._sums = None if self._sums is None else self._sums.to(module.device)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Starts the sums of the epoch."""

@@ -21,13 +21,14 @@ import argparse
 import gc
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from timing import Step, interleaved, median, print_table, ratio, write
@@ -235,10 +236,6 @@ def walks(net: Net, samples: int, device: Device, rounds: int) -> list[dict]:
 # -------------------------------------------------------------------------------------------- a trajectory
 
 
-class _Enough(KeyboardInterrupt):
-    """What was to be measured is measured: the run stops, as by Ctrl-C."""
-
-
 def trajectory(sizes: Sizes, device: Device, data_dir: str | None, deadline: float) -> dict:
     """The beginning of a run of active learning, and how long the whole would take.
 
@@ -250,6 +247,11 @@ def trajectory(sizes: Sizes, device: Device, data_dir: str | None, deadline: flo
     """
     began: list[float] = []
     seen: dict[str, int] = {}
+    is_enough = threading.Event()
+
+    def stop() -> NoReturn:
+        is_enough.set()
+        raise KeyboardInterrupt
 
     def watch(event: str, values: dict[str, Any]) -> None:
         if event == "stage":
@@ -257,17 +259,18 @@ def trajectory(sizes: Sizes, device: Device, data_dir: str | None, deadline: flo
             seen.update({"done": values["number"] - 1, "of": values["of"]})
             # A test at the start, and one after every third acquisition.
             if values["number"] > 1 + sizes.acquired + sizes.acquired // 3:
-                raise _Enough
+                stop()
         if began and time.perf_counter() > deadline:
-            raise _Enough
+            stop()
 
     about: dict[str, Any] = {"method": "radial", "task": sizes.task, "preset": sizes.preset}
     with tempfile.TemporaryDirectory() as folder:
         values = about | {"task_settings": sizes.task_settings, "trainer": device.trainer, "out": folder}
         try:
             runner.execute(build(Plan, values | {"data_dir": data_dir}), (watch,))
-        except _Enough:
-            pass
+        except KeyboardInterrupt:
+            if not is_enough.is_set():
+                raise
         except BenchError as error:
             return about | {"left_out": str(error)}
     done = len(began) - 1
@@ -284,12 +287,19 @@ def trajectory(sizes: Sizes, device: Device, data_dir: str | None, deadline: flo
 # --------------------------------------------------------------------------------------------- all at once
 
 
-def measure(sizes: Sizes, device: Device, minutes: float, data_dir: str | None = None) -> dict[str, Any]:
-    """Everything, as far as there is time."""
+def measure(
+    sizes: Sizes,
+    device: Device,
+    minutes: float,
+    data_dir: str | None = None,
+    save: Callable[[dict[str, Any]], object] = lambda found: None,
+) -> dict[str, Any]:
+    """Everything, as far as there is time; `save` is called after each part with all that was found."""
     from small_fits import many
 
     began = time.perf_counter()
-    found: dict[str, Any] = {"steps": [], "walks": [], "fits": [], "trajectory": None, "left_out": []}
+    found: dict[str, Any] = {"cuda": None if device.is_cpu else torch.version.cuda, "seconds": 0.0}
+    found |= {"steps": [], "walks": [], "fits": [], "trajectory": None, "left_out": []}
 
     def add(what: str, name: str, work: Callable[[], Any], share: float = 1.0) -> None:
         """Does some work, if less than this share of the time has passed."""
@@ -299,13 +309,15 @@ def measure(sizes: Sizes, device: Device, minutes: float, data_dir: str | None =
         print(f"{time.perf_counter() - began:4.0f} s  {what}, {name}", file=sys.stderr, flush=True)
         try:
             rows = work()
-        except torch.OutOfMemoryError as error:
-            found["left_out"].append(f"{what}, {name}: {str(error).splitlines()[0]}")
+        except Exception as error:  # the minutes of a device are not lost to one part
+            found["left_out"].append(f"{what}, {name}: {type(error).__name__}, {error}".splitlines()[0])
             return
         if isinstance(found[what], list):
             found[what] += rows
         else:
             found[what] = rows
+        found["seconds"] = time.perf_counter() - began
+        save(found)
 
     for net in sizes.nets:
         for precision in ("32-true",) if net.is_small else ("32-true", "bf16-mixed"):
@@ -322,11 +334,7 @@ def measure(sizes: Sizes, device: Device, minutes: float, data_dir: str | None =
         for net in (net for net in sizes.nets if net.is_small):
             compiled = partial(steps, net, "32-true", device, sizes.rounds, compiles=True)
             add("steps", f"{net.name}, compiled", compiled, 0.85)
-    return {
-        "cuda": torch.version.cuda if not device.is_cpu else None,
-        "seconds": time.perf_counter() - began,
-        **found,
-    }
+    return found
 
 
 def main() -> int:
@@ -340,7 +348,12 @@ def main() -> int:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("no accelerator is to be seen; --device cpu --tiny tries the script out")
     sizes = TINY if arguments.tiny else FULL
-    found = measure(sizes, Device(arguments.device), arguments.minutes, arguments.data_dir)
+
+    def save(found: dict[str, Any]) -> None:
+        if arguments.json:
+            write(arguments.json, found, arguments.device)
+
+    found = measure(sizes, Device(arguments.device), arguments.minutes, arguments.data_dir, save)
     for name in ("steps", "walks", "fits"):
         if found[name]:
             print(f"\n{name}\n")
@@ -348,8 +361,7 @@ def main() -> int:
     print(f"\ntrajectory: {found['trajectory']}")
     for line in found["left_out"]:
         print(f"left out: {line}")
-    if arguments.json:
-        write(arguments.json, found, arguments.device)
+    save(found)
     return 0
 
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from bench.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.files import temporary
 from bench.methods.map import MAP
+from bench.watch import Watch
 
 BUDGET = Budget(epochs=4, batch_size=6)
 CONTENT = {"state_dict": {"weight": torch.arange(3.0)}, "fit": {"steps": 3, "loss": 0.5}, "diverged": None}
@@ -252,6 +254,19 @@ def test_noise_of_an_accelerator_goes_on_there_and_the_fit_is_read_anywhere(is_h
         assert torch.equal(again.generator.state, fitted.generator.state)
     else:
         assert again.generator is own
+
+
+def test_the_losses_of_a_stopped_fit_go_on_where_the_fit_does():
+    """They lie on the processor when a checkpoint is read; `meta` stands for the accelerator."""
+    watch = Watch("fit", lambda event, row: None, None, 0)
+    watch.load_state_dict(Watch("fit", print, None, 0).state_dict() | {"_untold": [torch.ones(2)] * 3})
+    watch.load_state_dict({"_sums": torch.ones(2)})
+    here = torch.ones(2, device="meta")
+    with pytest.raises(RuntimeError, match="device"):
+        torch.stack([*watch._untold, here])
+    watch.on_train_start(None, SimpleNamespace(device=here.device))
+    assert torch.stack([*watch._untold, here]).shape == (4, 2)
+    assert (watch._sums + here).device == here.device
 
 
 # ---- stopped while writing

@@ -4,9 +4,10 @@ from functools import partial
 
 import pytest
 import torch
+from torch.nn.utils import parameters_to_vector
 from torch.utils.data import TensorDataset
 
-from bench import networks, priors, runner
+from bench import fitting, networks, priors, runner
 from bench.contract import Batch, Budget, Problem
 from bench.engine import Engine, TrainerOptions
 from bench.errors import Diverged
@@ -15,6 +16,7 @@ from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
 from bench.methods.radial import Radial
 from bench.plan import Plan
+from bench.watch import Watch
 
 pytestmark = [
     pytest.mark.gpu,
@@ -42,9 +44,18 @@ def run_of(method, folder, **values):
 
 
 def test_a_fit_without_noise_is_that_of_a_processor(problem):
-    fits = [engine(MAP, where).fit(problem, Budget(2, 20)) for where in ("gpu", "cpu")]
-    for one, other in zip(*(fit.network.parameters() for fit in fits), strict=True):
-        torch.testing.assert_close(one.cpu(), other, rtol=1e-3, atol=1e-4)
+    """But for single weights whose gradient is a rounding error: Adam moves them by its rate all the same."""
+
+    def fitted(where, epochs=2):
+        fit = engine(MAP, where).fit(problem, Budget(epochs, 20))
+        return parameters_to_vector(fit.network.parameters()).cpu()
+
+    def far(one, other):
+        return (one - other).square().mean().sqrt() / MAP.settings_class().learning_rate
+
+    on_gpu, on_cpu = fitted("gpu"), fitted("cpu")
+    assert far(on_gpu, on_cpu) < 0.1
+    assert far(on_gpu, fitted("cpu", 1)) > 0.5
 
 
 @pytest.mark.parametrize("kind", [MAP, MFVI, Radial])
@@ -76,27 +87,33 @@ def test_the_same_seed_gives_the_same_predictions(problem):
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
 
-def test_a_stopped_fit_goes_on_with_its_noise(problem, tmp_path):
-    """Its checkpoint holds a state of the device's generator, and so does that of the finished fit."""
+@pytest.mark.parametrize("fits", [1, 3])
+def test_stopped_fits_go_on_with_their_noise(fits, problem, tmp_path, monkeypatch):
+    """Alone and side by side; checkpoints hold states of the device's generator, of finished fits too."""
 
-    class Stops(MFVI):
-        def on_train_epoch_start(self):
-            super().on_train_epoch_start()
-            if self.current_epoch == 2:
+    class Stops(Watch):
+        def on_train_epoch_start(self, trainer, module):
+            super().on_train_epoch_start(trainer, module)
+            if trainer.current_epoch == 2:
                 raise MemoryError
 
-    def fitted(kind, folder):
-        options = TrainerOptions(accelerator="gpu", devices=1)
-        own = Engine(kind, MFVI.settings_class(), 0, folder, options, checkpoint_seconds=0)
-        return own.fit(problem, Budget(4, 20))
+    def fitted(folder):
+        options = TrainerOptions(accelerator="gpu", devices=1, stacked=True)
+        own = Engine(MFVI, MFVI.settings_class(), 0, tmp_path / folder, options, checkpoint_seconds=0)
+        return own.fit_many([posed] * fits, Budget(4, 20))
 
-    whole = fitted(MFVI, tmp_path / "whole")
-    with pytest.raises(MemoryError):
-        fitted(Stops, tmp_path / "stopped")
-    for again in (fitted(MFVI, tmp_path / "stopped"), fitted(MFVI, tmp_path / "stopped")):
-        assert torch.equal(again.generator.get_state(), whole.generator.get_state())
-        for one, other in zip(again.parameters(), whole.parameters(), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    small = partial(networks.mlp, 784, 10, (20,))
+    posed = Problem(small, problem.likelihood, problem.prior, problem.train, None, 40)
+    whole = fitted("whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(fitting, "Watch", Stops)
+        with pytest.raises(MemoryError):
+            fitted("stopped")
+    for again in (fitted("stopped"), fitted("stopped")):
+        for first, second in zip(whole, again, strict=True):
+            assert torch.equal(first.generator.get_state(), second.generator.get_state())
+            for one, other in zip(first.parameters(), second.parameters(), strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_divergence_is_found_on_the_device(problem):
