@@ -25,6 +25,9 @@ SMALL_FITS = ROOT / "benchmarks" / "small_fits.json"
 COSTS = ROOT / "benchmarks" / "methods.json"
 
 
+ACCELERATOR = ROOT / "benchmarks" / "gpu.json"
+
+
 def method_list() -> str:
     """All methods."""
     rows = [
@@ -123,6 +126,37 @@ def small_fits() -> str:
     )
 
 
+def accelerator() -> str:
+    """The committed measurement of benchmarks/gpu.py: training steps, S draws, fits side by side."""
+    measured = json.loads(ACCELERATOR.read_text())
+    steps = [
+        [row["network"], str(row["batch"]), row["precision"], f"`{row['method']}`", f"{row['milliseconds']:.1f}"]
+        + [f"{row['to_plain']:.2f}", f"{row['to_mc_dropout']:.2f}", f"{row['peak_mib']:.0f}"]
+        for row in measured["steps"]
+        if row["method"] != "plain"
+    ]
+    passes: dict[tuple[str, int], dict[str, str]] = {}
+    for row in measured["walks"]:
+        ways = passes.setdefault((f"{row['network']}, batch {row['batch']}", row["samples"]), {})
+        ways[row["walk"]] = f"{row['milliseconds']:.1f}"
+    draws = [
+        [network, str(samples), *(ways.get(way, "-") for way in ("loop", "stacked", "vmap"))]
+        for (network, samples), ways in passes.items()
+    ]
+    fits = [
+        [row["case"], *(f"{row[f'{way}_seconds']:.2f}" for way in ("single", "fit_many", "stacked"))]
+        for row in measured["fits"]
+    ]
+    cost = ["ms per step", "to the plain network", "to `mc_dropout`", "most memory, MiB"]
+    tables = (
+        table(["network", "batch", "precision", "method", *cost], steps),
+        table(["a forward and backward pass", "S", "loop, ms", "batched product, ms", "vmap, ms"], draws),
+        table(["fits of `mfvi`", "one by one, s", "`fit_many`, s", "side by side, s"], fits),
+    )
+    about = f"{measured['date']}, {measured['device']}, torch {measured['torch']}, CUDA {measured['cuda']}."
+    return "\n\n".join([*tables, about])
+
+
 def tuning() -> str:
     """The committed searches; methods of one task whose budgets differ are not comparable."""
     results = [tune.read(path) for path in sorted(registry.TUNED.glob("*/*.json"))]
@@ -157,6 +191,7 @@ PARTS: dict[str, Part] = {
     "method costs": method_costs,
     "speed": speed,
     "small fits": small_fits,
+    "accelerator": accelerator,
     "tuning": tuning,
     "codes": codes.table,
 }
