@@ -54,12 +54,14 @@ def races(
     generator = np.random.default_rng(randomness.derive(0, "races"))
     size = len(next(iter(weights.values())))
     early = {name: _early(log_w, 2 * draws) for name, log_w in weights.items()}
+    total = {name: np.logaddexp.reduce(log_w) for name, log_w in weights.items()}
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in weights}
     step = max(1, _CHUNK // size)
     for first in range(0, trajectories, step):
-        log_times = np.log(generator.standard_exponential((min(step, trajectories - first), size)))
+        times = generator.standard_exponential((min(step, trajectories - first), size))
         for name, log_w in weights.items():
-            found[name].append(_winners(log_times, log_w, draws, early[name]))
+            index = _first(times, log_w, draws, early[name])
+            found[name].append((index, _among_those_left(log_w, index, total[name])))
     return {
         name: (np.concatenate([i for i, _ in parts]), np.concatenate([q for _, q in parts]))
         for name, parts in found.items()
@@ -78,30 +80,30 @@ def _early(log_w: np.ndarray, points: int) -> float:
     return high
 
 
-def _first(log_times: np.ndarray, log_w: np.ndarray, draws: int, early: float) -> np.ndarray:
+def _first(times: np.ndarray, log_w: np.ndarray, draws: int, early: float) -> np.ndarray:
     """The first of races with standard times `[R, N]` in order, indices `[R, M]`.
 
-    Only points that finish before `early` are sorted, a tenth of the work; all are if a race has too few.
+    Logarithms are taken of the points that finish before `early`, and these are sorted: a tenth of the work.
+    All are if a race has too few.
     """
-    near = log_times < log_w + early
-    counts = near.sum(1)
+    with np.errstate(over="ignore", under="ignore"):
+        near = np.flatnonzero(times < np.exp(log_w + early))
+    begins = np.searchsorted(near, np.arange(len(times) + 1) * len(log_w))
+    counts = np.diff(begins)
     if counts.min() < draws:
-        return (log_times - log_w).argsort(1)[:, :draws]
-    rows, columns = np.nonzero(near)
-    place = np.arange(len(rows)) - np.repeat(counts.cumsum() - counts, counts)
-    finish = np.full((len(near), counts.max()), np.inf)
-    finish[rows, place] = log_times[rows, columns] - log_w[columns]
+        return (np.log(times) - log_w).argsort(1)[:, :draws]
+    rows = np.repeat(np.arange(len(counts)), counts)
+    columns, place = near - rows * len(log_w), np.arange(len(near)) - begins[rows]
+    finish = np.full((len(counts), counts.max()), np.inf)
+    finish[rows, place] = np.log(times.ravel()[near]) - log_w[columns]
     points = np.zeros(finish.shape, int)
     points[rows, place] = columns
     return np.take_along_axis(points, finish.argsort(1)[:, :draws], 1)
 
 
-def _winners(
-    log_times: np.ndarray, log_w: np.ndarray, draws: int, early: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """The first of races with standard times `[R, N]`, and their probabilities among those left."""
-    index = _first(log_times, log_w, draws, early)
-    own, total = log_w[index], np.logaddexp.reduce(log_w)
+def _among_those_left(log_w: np.ndarray, index: np.ndarray, total: float) -> np.ndarray:
+    """Probabilities of points drawn in this order, `[R, M]`, given the logarithm of the sum of all weights."""
+    own = log_w[index]
     drawn = np.exp(own - total).sum(1, keepdims=True)
     rest = total + np.log1p(-np.minimum(drawn, _MOST))
     if (heavy := np.flatnonzero(drawn > _MOST)).size:  # of the difference little would be right
@@ -110,7 +112,7 @@ def _winners(
         largest = others.max(1, keepdims=True)
         rest[heavy] = largest + np.log(np.exp(others - largest).sum(1, keepdims=True))
     left = np.logaddexp.accumulate(np.concatenate([rest, own[:, ::-1]], 1), 1)[:, :0:-1]
-    return index, np.exp(own - left)
+    return np.exp(own - left)
 
 
 @dataclass(frozen=True, eq=False)
