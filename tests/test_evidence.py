@@ -793,6 +793,46 @@ def distances(task, method):
     )
 
 
+def place_and_spread(method):
+    """Of functions on `fidelity_diabetes`: how far off their mean is, and their sd, in the posterior's sd."""
+    found = []
+    for seed in range(3):
+        _, arrays = scores_of(directory_of("fidelity_diabetes", method, seed))
+        draws, exact = (arrays[name].astype(float) for name in ("draws", "reference"))
+        found.append(
+            ((abs(draws.mean(0) - exact.mean(0)) / exact.std(0)).mean(), (draws.std(0) / exact.std(0)).mean())
+        )
+    return np.array(found)
+
+
+def test_a_normal_at_the_mode_is_farther_off_than_the_mode():
+    """On diabetes: it lies where the mode does, and is twice as wide as the posterior."""
+    mode, normal = (distances("fidelity_diabetes", method) for method in ("map", "laplace"))
+    assert (normal > mode).all()
+    (mode_off, _), (off, wide) = (place_and_spread(method).T for method in ("map", "laplace"))
+    assert mode_off.mean() == pytest.approx(1.2, abs=0.05)
+    assert off.mean() == pytest.approx(1.2, abs=0.05)
+    assert wide.mean() == pytest.approx(2, abs=0.1)
+    assert place_and_spread("hmc").mean(0) == pytest.approx([0, 1], abs=0.1), "the exact one is told"
+    for curvature, mean in (("kronecker", 1.42), ("full", 1.61)):
+        assert distances("fidelity_diabetes", f"laplace+curvature={curvature}").mean() == pytest.approx(
+            mean, abs=0.005
+        )
+
+
+def test_deep_ensembles_are_nearer_to_two_posteriors_than_one_network_is():
+    """Beyond the interval over seeds; of the other pairs of an ensemble and its member none is."""
+    tasks = ["fidelity_toy", "fidelity_iris", "fidelity_diabetes", "fidelity_digits"]
+    pairs = [("deep_ensemble", "map"), ("mfvi_ensemble", "mfvi"), ("radial_ensemble", "radial")]
+    nearer = {(t, one): distances(t, of) - distances(t, one) for t in tasks for one, of in pairs}
+    assert sum(by.mean() > 0 for by in nearer.values()) == 9
+    shown = {task: interval(by) for (task, one), by in nearer.items() if interval(by)[0] > 0}
+    assert shown.keys() == {"fidelity_toy", "fidelity_diabetes"}
+    assert shown["fidelity_toy"] == pytest.approx((0.029, 0.122), abs=0.0005)
+    assert shown["fidelity_diabetes"] == pytest.approx((0.27, 0.64), abs=0.005)
+    assert all(interval(by)[1] > 0 for by in nearer.values()), "no ensemble is farther"
+
+
 @pytest.mark.parametrize("task", ["fidelity_toy", "fidelity_iris"])
 def test_theirs_and_ours_of_the_same_method_agree(task, monkeypatch):
     """And another method does not pass for agreement."""
