@@ -19,7 +19,9 @@ from bench.studies.singular.claims import FAR, LEARNED
 from bench.tasks.singular_evidence import row
 
 BLEW_UP = Triplet("reduced_rank", 24, None, 5.0, 100.0), "nf_gaussian_5_5e-2"
+WANDERS = Triplet("tanh", 1024, 5.0, 0.0, 100.0), "nf_gaussian_5_5e-2"
 EXPLAINED: dict[tuple[Triplet, str], str] = {
+    WANDERS: "no fit settles: in its last 1000 epochs the loss has a sd of 60580 nats, the median of ten",
     BLEW_UP: "the loss of its last fit rose from 88 nats in epoch 763 to 426 in epoch 969, and was not back",
 }
 """(Triplet, method as committed) -> cause of |z| > 3 or of an sd above twice the published."""
@@ -109,6 +111,32 @@ def test_explained_rows_are_committed(published_rows):
     assert EXPLAINED.keys() <= {(line.run.triplet, line.run.method) for line in published_rows}
 
 
+def losses_of_fits(task, method):
+    """Epoch and training loss, in nats per example, of each fit of the preset paper."""
+    (path,) = [
+        path
+        for path, record in committed()
+        if (record.task.identity, record.method.name, record.preset) == (task, method, "paper")
+    ]
+    points = np.array([(row.x, row.value) for row in read_curves(path) if row.curve == "loss"])
+    return np.split(points, np.flatnonzero(np.diff(points[:, 0]) < 0) + 1)  # a fit starts over at 1
+
+
+@pytest.mark.slow
+def test_fits_of_the_row_that_wanders_move_by_more_than_the_published_spread(published_rows):
+    """And the losses at their last epochs spread as their Psi does."""
+    (line,) = [line for line in published_rows if (line.run.triplet, line.run.method) == WANDERS]
+    assert line.sd_ratio > 2
+    fits = losses_of_fits("singular_evidence+hidden=1024,true_weight=5.0,prior_mean=0.0", WANDERS[1])
+    late = [5000 * fit[fit[:, 0] > 1000, 1] for fit in fits]
+    moves = np.median([losses.std(ddof=1) for losses in late])
+    assert moves == pytest.approx(60580, abs=1)
+    assert moves > line.published.sd
+    assert np.std([losses[-1] for losses in late], ddof=1) == pytest.approx(
+        line.run.psis.std(ddof=1), rel=0.05
+    )
+
+
 @pytest.mark.slow
 def test_the_spread_of_the_row_that_blew_up_is_that_of_one_fit(published_rows):
     """Its sd is above twice the published, and without the last fit below it."""
@@ -116,14 +144,7 @@ def test_the_spread_of_the_row_that_blew_up_is_that_of_one_fit(published_rows):
     assert line.sd_ratio > 2
     assert np.argmin(line.run.psis) == 9
     assert line.run.psis[:9].std(ddof=1) < line.published.sd
-    (path,) = [
-        path
-        for path, record in committed()
-        if (record.task.identity, record.method.name)
-        == ("singular_evidence+model=reduced_rank,hidden=24", BLEW_UP[1])
-    ]
-    points = np.array([(row.x, row.value) for row in read_curves(path) if row.curve == "loss"])
-    *others, last = np.split(points, np.flatnonzero(np.diff(points[:, 0]) < 0) + 1)  # a fit starts over at 1
+    *others, last = losses_of_fits("singular_evidence+model=reduced_rank,hidden=24", BLEW_UP[1])
     assert len(others) == 9
     assert all((np.diff(of[:, 1]) < 0).all() for of in others), "no other fit lost what it had"
     assert last[3:5].round().tolist() == [[763, 88], [969, 426]]

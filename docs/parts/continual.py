@@ -134,6 +134,25 @@ def continual_contrast() -> str:
     return table([*header, "forward transfer of `mfvi`"], rows)
 
 
+def continual_permuted() -> str:
+    """The same methods and coresets on the single head and on permuted pixels, three seeds each."""
+    copy = f"+{CORESET},coreset_prior=initial"
+    rows = []
+    for name, variant, method, strength in (
+        ("`mfvi`", "", "mfvi", ""),
+        ("`ewc`, strength by validation", "", "ewc+strength=10000000.0", STRENGTH),
+        ("`vgr`", "", "vgr", ""),
+        ("`mfvi` and coreset", copy, "mfvi", ""),
+        ("coreset alone", f"{copy},coreset_only=true", "mfvi", ""),
+    ):
+        found = [
+            list(accuracies(f"{task}{variant}", own).values())
+            for task, own in (("split_mnist", method), ("permuted_mnist", strength or method))
+        ]
+        rows.append([name, *(interval(values) for values in found)])
+    return table(["method", "`split_mnist`", "`permuted_mnist`"], rows)
+
+
 def continual_coresets() -> str:
     """Whether a coreset alone does what mfvi with a coreset does, under both priors of the copy."""
     initial, alone = "coreset_prior=initial", "coreset_only=true"
@@ -309,6 +328,7 @@ PARTS: dict[str, Part] = {
     "continual runs": continual_runs,
     "continual pattern": continual_pattern,
     "continual contrast": continual_contrast,
+    "continual permuted": continual_permuted,
     "continual coresets": continual_coresets,
     "continual trace": continual_trace,
     "continual strengths": continual_strengths,
