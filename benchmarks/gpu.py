@@ -21,7 +21,6 @@ import argparse
 import gc
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -247,10 +246,11 @@ def trajectory(sizes: Sizes, device: Device, data_dir: str | None, deadline: flo
     """
     began: list[float] = []
     seen: dict[str, int] = {}
-    is_enough = threading.Event()
+    is_enough = False
 
     def stop() -> NoReturn:
-        is_enough.set()
+        nonlocal is_enough
+        is_enough = True
         raise KeyboardInterrupt
 
     def watch(event: str, values: dict[str, Any]) -> None:
@@ -269,7 +269,7 @@ def trajectory(sizes: Sizes, device: Device, data_dir: str | None, deadline: flo
         try:
             runner.execute(build(Plan, values | {"data_dir": data_dir}), (watch,))
         except KeyboardInterrupt:
-            if not is_enough.is_set():
+            if not is_enough:
                 raise
         except BenchError as error:
             return about | {"left_out": str(error)}
