@@ -138,16 +138,16 @@ def continual_permuted() -> str:
     """The same methods and coresets on the single head and on permuted pixels, three seeds each."""
     copy = f"+{CORESET},coreset_prior=initial"
     rows = []
-    for name, variant, method, strength in (
-        ("`mfvi`", "", "mfvi", ""),
-        ("`ewc`, strength by validation", "", "ewc+strength=10000000.0", STRENGTH),
-        ("`vgr`", "", "vgr", ""),
-        ("`mfvi` and coreset", copy, "mfvi", ""),
-        ("coreset alone", f"{copy},coreset_only=true", "mfvi", ""),
+    for name, variant, single, permuted in (
+        ("`mfvi`", "", "mfvi", "mfvi"),
+        ("`ewc`, strength by validation", "", "ewc+strength=10000000.0", "ewc+strength=100.0"),
+        ("`vgr`", "", "vgr", "vgr"),
+        ("`mfvi` and coreset", copy, "mfvi", "mfvi"),
+        ("coreset alone", f"{copy},coreset_only=true", "mfvi", "mfvi"),
     ):
         found = [
-            list(accuracies(f"{task}{variant}", own).values())
-            for task, own in (("split_mnist", method), ("permuted_mnist", strength or method))
+            list(accuracies(f"{task}{variant}", method).values())
+            for task, method in (("split_mnist", single), ("permuted_mnist", permuted))
         ]
         rows.append([name, *(interval(values) for values in found)])
     return table(["method", "`split_mnist`", "`permuted_mnist`"], rows)
