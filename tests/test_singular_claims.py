@@ -10,6 +10,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from bench.leaderboard.entries import committed
 from bench.records import read_curves
@@ -19,9 +20,9 @@ from bench.studies.singular.claims import FAR, LEARNED
 from bench.tasks.singular_evidence import row
 
 BLEW_UP = Triplet("reduced_rank", 24, None, 5.0, 100.0), "nf_gaussian_5_5e-2"
-WANDERS = Triplet("tanh", 1024, 5.0, 0.0, 100.0), "nf_gaussian_5_5e-2"
+SPREADS = Triplet("tanh", 1024, 5.0, 0.0, 100.0), "nf_gaussian_5_5e-2"
 EXPLAINED: dict[tuple[Triplet, str], str] = {
-    WANDERS: "no fit settles: in its last 1000 epochs the loss has a sd of 60580 nats, the median of ten",
+    SPREADS: "its fits end far apart, in training as in Psi; it is not the rate, and why is not known",
     BLEW_UP: "the loss of its last fit rose from 88 nats in epoch 763 to 426 in epoch 969, and was not back",
 }
 """(Triplet, method as committed) -> cause of |z| > 3 or of an sd above twice the published."""
@@ -123,18 +124,17 @@ def losses_of_fits(task, method):
 
 
 @pytest.mark.slow
-def test_fits_of_the_row_that_wanders_move_by_more_than_the_published_spread(published_rows):
-    """And the losses at their last epochs spread as their Psi does."""
-    (line,) = [line for line in published_rows if (line.run.triplet, line.run.method) == WANDERS]
-    assert line.sd_ratio > 2
-    fits = losses_of_fits("singular_evidence+hidden=1024,true_weight=5.0,prior_mean=0.0", WANDERS[1])
-    late = [5000 * fit[fit[:, 0] > 1000, 1] for fit in fits]
-    moves = np.median([losses.std(ddof=1) for losses in late])
-    assert moves == pytest.approx(60580, abs=1)
-    assert moves > line.published.sd
-    assert np.std([losses[-1] for losses in late], ddof=1) == pytest.approx(
-        line.run.psis.std(ddof=1), rel=0.05
-    )
+def test_the_spread_of_the_widest_row_is_of_its_fits_and_not_for_the_rate(runs, published_rows):
+    """Last losses spread as Psi does; rates that fall leave it so, and another data set is then the worst."""
+    (line,) = [line for line in published_rows if (line.run.triplet, line.run.method) == SPREADS]
+    assert line.sd_ratio == pytest.approx(2.9, abs=0.05)
+    fits = losses_of_fits("singular_evidence+hidden=1024,true_weight=5.0,prior_mean=0.0", SPREADS[1])
+    ends = [5000 * fit[-1, 1] for fit in fits]
+    assert np.std(ends, ddof=1) == pytest.approx(line.run.psis.std(ddof=1), rel=0.05)
+    (falling,) = [run for run in runs if (run.triplet, run.method) == SPREADS and run.preset == "standard"]
+    assert falling.psis.std(ddof=1) / line.published.sd == pytest.approx(2.7, abs=0.05)
+    assert stats.pearsonr(line.run.psis, falling.psis).pvalue > 0.4
+    assert np.argmin(line.run.psis) != np.argmin(falling.psis)
 
 
 @pytest.mark.slow
