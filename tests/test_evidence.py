@@ -161,6 +161,19 @@ def test_inadequate_evaluations_do_not_show_what_the_single_head_shows(scenario)
     assert ends(scenario).min() > ends("split_mnist").max() + 0.4
 
 
+def test_permuted_pixels_order_methods_differently_from_the_single_head():
+    """What forgets there does here as well as what remembers, and a coreset alone is the worst."""
+    here = {name: ends("permuted_mnist", name) for name in ("mfvi", "ewc+strength=100.0", "vgr")}
+    there = {name: ends("split_mnist", name) for name in ("mfvi", CHOSEN, "vgr")}
+    means = [found.mean() for found in here.values()]
+    assert max(means) - min(means) < 0.03
+    assert min(found.min() for found in here.values()) > 0.75
+    assert max(there["mfvi"].max(), there[CHOSEN].max()) + 0.6 < there["vgr"].min()
+    alone, single = ends(f"permuted_mnist+{ONLY}"), ends(f"split_mnist+{ONLY}")
+    assert (here["mfvi"] - alone).min() > 0.3
+    assert (single - there["mfvi"]).min() > 0.3
+
+
 def test_new_permutations_look_newer_than_new_digits():
     logs = [
         [

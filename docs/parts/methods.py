@@ -130,8 +130,13 @@ def accelerator() -> str:
     """The committed measurement of benchmarks/gpu.py: training steps, S draws, fits side by side."""
     measured = json.loads(ACCELERATOR.read_text())
     steps = [
-        [row["network"], str(row["batch"]), row["precision"], f"`{row['method']}`", f"{row['milliseconds']:.1f}"]
-        + [f"{row['to_plain']:.2f}", f"{row['to_mc_dropout']:.2f}", f"{row['peak_mib']:.0f}"]
+        [
+            *(str(row[name]) for name in ("network", "batch", "precision")),
+            f"`{row['method']}`",
+            f"{row['milliseconds']:.1f}",
+            *(f"{row[name]:.2f}" for name in ("to_plain", "to_mc_dropout")),
+            f"{row['peak_mib']:.0f}",
+        ]
         for row in measured["steps"]
         if row["method"] != "plain"
     ]
