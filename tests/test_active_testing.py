@@ -86,7 +86,8 @@ def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
 def test_winners_of_a_large_pool_are_those_of_sorting_all_of_it(steep):
     """Only early points are sorted, or all where the time would leave too few."""
     log_w = steep * np.random.default_rng(0).standard_normal(400)
-    log_times = np.log(np.random.default_rng(1).standard_exponential((200, 400)))
+    times = np.random.default_rng(1).standard_exponential((200, 400))
+    log_times = np.log(times)
     whole = (log_times - log_w).argsort(1)[:, :20]
     early = testing._early(log_w, 40)
     assert early < np.inf
@@ -94,7 +95,7 @@ def test_winners_of_a_large_pool_are_those_of_sorting_all_of_it(steep):
     assert 20 <= sorted_at_most.min() <= sorted_at_most.max() < 80
     assert sorted_at_most.mean() == pytest.approx(40, abs=2)  # 4 standard errors or more
     for time in (early, testing._early(log_w, 10), np.inf):
-        np.testing.assert_array_equal(testing._first(log_times, log_w, 20, time), whole)
+        np.testing.assert_array_equal(testing._first(times, log_w, 20, time), whole)
     assert testing._early(log_w, 201) == np.inf
 
 
