@@ -102,7 +102,7 @@ def _first(times: np.ndarray, log_w: np.ndarray, draws: int, early: float) -> np
 
 
 def _among_those_left(log_w: np.ndarray, index: np.ndarray, total: float) -> np.ndarray:
-    """Probabilities of points drawn in this order, `[R, M]`, given the logarithm of the sum of all weights."""
+    """Probabilities of points drawn in this order, `[R, M]`; `total` is the log of the sum of all weights."""
     own = log_w[index]
     drawn = np.exp(own - total).sum(1, keepdims=True)
     rest = total + np.log1p(-np.minimum(drawn, _MOST))
