@@ -169,8 +169,12 @@ def test_memory_at_the_peak_counts_what_lives_at_a_time(scripts):
 @pytest.mark.slow
 def test_all_that_an_accelerator_would_be_asked_runs_on_a_processor(scripts):
     gpu = scripts.gpu
-    found = gpu.measure(gpu.TINY, gpu.Device("cpu"), minutes=5)
+    saved = []
+    found = gpu.measure(
+        gpu.TINY, gpu.Device("cpu"), minutes=5, save=lambda part: saved.append(len(part["steps"]))
+    )
     assert found["left_out"] == []
+    assert 0 < saved[0] < saved[-1], "what is measured is kept before all of it is"
     assert {row["method"] for row in found["steps"]} == set(gpu.METHODS)
     assert {(row["network"], row["precision"]) for row in found["steps"]} == {
         (gpu.TINY.nets[0].name, "32-true"),
@@ -181,6 +185,29 @@ def test_all_that_an_accelerator_would_be_asked_runs_on_a_processor(scripts):
     whole = found["trajectory"]
     assert whole["stages"] == 3  # two points acquired, and one test
     assert whole["hours_of_the_whole"] == pytest.approx(whole["seconds_per_stage"] * whole["of"] / 3600)
+
+
+class _SoonOver:
+    """A deadline that has passed when it is asked for the second time, which is within a fit."""
+
+    asked = 0
+
+    def __lt__(self, now):
+        self.asked += 1
+        return self.asked > 1
+
+
+def test_a_deadline_within_a_fit_ends_the_trajectory_and_ctrl_c_ends_the_script(scripts, monkeypatch):
+    gpu, device = scripts.gpu, scripts.gpu.Device("cpu")
+    found = gpu.trajectory(gpu.TINY, device, None, _SoonOver())
+    assert found["left_out"] == "not one stage ended in time"
+
+    def interrupted(*plan):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(gpu.runner, "execute", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        gpu.trajectory(gpu.TINY, device, None, _SoonOver())
 
 
 def test_what_there_is_no_time_for_is_named(scripts):

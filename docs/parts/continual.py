@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from parts.evidence import (
+    EWC,
     ROOT,
     Drawing,
     Group,
@@ -140,7 +141,7 @@ def continual_permuted() -> str:
     rows = []
     for name, variant, single, permuted in (
         ("`mfvi`", "", "mfvi", "mfvi"),
-        ("`ewc`, strength by validation", "", "ewc+strength=10000000.0", "ewc+strength=100.0"),
+        ("`ewc`, strength by validation", "", EWC, "ewc+strength=100.0"),
         ("`vgr`", "", "vgr", "vgr"),
         ("`mfvi` and coreset", copy, "mfvi", "mfvi"),
         ("coreset alone", f"{copy},coreset_only=true", "mfvi", "mfvi"),

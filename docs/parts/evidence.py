@@ -28,10 +28,14 @@ Drawing = tuple[dict[str, Any], str]
 """Charts by the names of their files, and what stands below each."""
 
 
+EWC = "ewc+strength=10000000.0"
+"""`ewc` on split_mnist, of the strength that validation chose."""
+
+
 def is_of_a_search(task_name: str, method_identity: str) -> bool:
     """Whether a run is of a strength of `ewc` that was tried and not chosen; a table of its own has these."""
     is_ewc = method_identity.split("+")[0] == "ewc"
-    return is_ewc and task_name == "split_mnist" and method_identity != "ewc+strength=10000000.0"
+    return is_ewc and task_name == "split_mnist" and method_identity != EWC
 
 
 @cache
