@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bench.runner import load, run
-    from bench.runs import table
+    from bench.runs.folders import table
+    from bench.runs.runner import load, run
 
 __version__ = "0.1.0"
 __all__ = ["load", "run", "table"]
@@ -15,11 +15,11 @@ __all__ = ["load", "run", "table"]
 def __getattr__(name: str) -> Any:
     # Torch and Lightning take seconds to import: only when a run or its method is asked for.
     if name == "table":
-        from bench.runs import table
+        from bench.runs.folders import table
 
         return table
     if name in __all__:
-        from bench import runner
+        from bench.runs import runner
 
         return getattr(runner, name)
     raise AttributeError(f"module 'bench' has no attribute '{name}'")

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import places
 from bench.data import array_digest
 from bench.errors import DataError
+from bench.system import places
 
 SIDE = 32
 TRAIN, TEST = 50_000, 10_000

@@ -29,8 +29,8 @@ from bench.commands.running import run
 from bench.commands.searching import sweep, tune
 from bench.commands.verifying import verify
 from bench.errors import BenchError, OutputError, UsageError
-from bench.registry import nearest
-from bench.signals import stoppable
+from bench.runs.registry import nearest
+from bench.system.signals import stoppable
 from bench.text import escaped
 
 __all__ = ["COMMANDS", "errors", "main", "output"]

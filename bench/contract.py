@@ -61,10 +61,10 @@ class Method(Hooks, ABC):
 
     A file under `methods/` declares one subclass and `NAMES`, a dictionary from each public name to the
     settings that the name fixes; the word `members` in it makes the name an ensemble of so many independent
-    copies. It is written out, since names are read from the source (`bench.names`). The file may declare
-    `PRESETS` (preset -> settings on every task, other than the defaults), `SEARCH` (setting -> its range in
-    `bench tune`) and `PATTERN`, a regular expression for names that begin with the file's and spell out
-    settings; its named groups are the settings. A problem that the method cannot infer is refused in
+    copies. It is written out, since names are read from the source (`bench.system.names`). The file may
+    declare `PRESETS` (preset -> settings on every task, other than the defaults), `SEARCH` (setting -> its
+    range in `bench tune`) and `PATTERN`, a regular expression for names that begin with the file's and spell
+    out settings; its named groups are the settings. A problem that the method cannot infer is refused in
     `__init__`, by a UsageError. A method does not touch Lightning's trainer.
 
     Args (of `Hooks`, which keeps them, but for `start`, and makes `likelihood`, `prior` and `generator`):
@@ -87,7 +87,7 @@ class Method(Hooks, ABC):
     """Ways of training that were measured to be faster on a CPU, the fastest first: a long fit with
     `loss_terms` compiled; several fits stacked side by side. Empty: one after another, as written."""
 
-    compilable: ClassVar[str] = "loss_terms"  # in which training spends its time, for `bench.compiled`
+    compilable: ClassVar[str] = "loss_terms"  # in which training spends its time, for `bench.engine.compiled`
 
     @classmethod
     def parameters_per_weight(cls, settings: Any) -> float | None:
@@ -248,7 +248,7 @@ Probe = Callable[[Method, Batch, torch.Generator], dict[str, float]]
 
 
 class Engine(Protocol):
-    """What a task may ask for; `bench.engine.Engine` is the one implementation."""
+    """What a task may ask for; `bench.engine.engine.Engine` is the one implementation."""
 
     def fit(
         self, problem: Problem, budget: Budget, start: Method | None = None, probe: Probe | None = None

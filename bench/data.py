@@ -19,8 +19,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench import places, randomness
+from bench import randomness
 from bench.errors import DataError
+from bench.system import places
 
 CLASSES = 10
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.contract import Row
-from bench.files import write
 from bench.intervals import Band, Moments
+from bench.system.files import write
 from bench.text import all_escaped
 
 Label = tuple[str, str, str, int]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bench import optimizers
-from bench.processes import from_first
+from bench.system.processes import from_first
 
 if TYPE_CHECKING:
     from bench.contract import Batch, Method, Problem, WeightDistribution

@@ -23,7 +23,7 @@ from bench.errors import UsageError
 from bench.networks import Dropout
 
 imported: dict[str, Callable[..., nn.Module]] = {}
-"""Factories by the name `package.module:factory`; `bench.registry.import_own` alone fills it."""
+"""Factories by the name `package.module:factory`; `bench.runs.registry.import_own` alone fills it."""
 
 
 class StoredNorm(nn.Module):

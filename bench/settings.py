@@ -59,7 +59,7 @@ def _code(name: str) -> str:
 
 
 Code = Annotated[str, AfterValidator(_code)]
-"""A name in a user's own code, which `bench.plan.Plan.choice` has imported where the user typed it."""
+"""A name in a user's own code, which `bench.runs.plan.Plan.choice` has imported where the user typed it."""
 Threads = Annotated[Count, AfterValidator(_of_this_machine)]
 Folder = Annotated[Path, BeforeValidator(named)]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from bench import places
 from bench.data import array_digest
 from bench.errors import DataError
+from bench.system import places
 
 ARCHIVE_URL = "https://archive.ics.uci.edu"
 LICENCE = "CC BY 4.0"

@@ -16,8 +16,8 @@ from statistics import mean, stdev
 
 from timing import print_table, write
 
-from bench.leaderboard.entries import committed
-from bench.records import read_record
+from bench.leaderboard.evidence.entries import committed
+from bench.runs.records import read_record
 
 TASK = "shift_digits"
 METRICS = ("nll", "nll_clean")

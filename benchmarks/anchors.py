@@ -23,7 +23,7 @@ from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from sklearn.linear_model import BayesianRidge
 from timing import print_table, write
 
-from bench import registry
+from bench.runs import registry
 from bench.settings import build
 from bench.studies import normals
 

@@ -26,8 +26,9 @@ from timing import print_table, processor, write
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bench import corruptions, randomness, registry
+from bench import corruptions, randomness
 from bench.batches import batches
+from bench.runs import registry
 from bench.settings import build
 from bench.studies.pictures import normalised
 

@@ -29,10 +29,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from bench import optimizers, priors
 from bench.contract import Batch, Likelihood, Method, Problem
+from bench.engine.predicting import predict
 from bench.likelihoods import Bernoulli, Categorical
 from bench.methods.mfvi import MFVI
 from bench.methods.radial import Radial
-from bench.predicting import predict
 from bench.weights import channels_last
 
 LEARNING_RATE = 1e-3

@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 
 import bench
-from bench import registry
 from bench.errors import BenchError
+from bench.runs import registry
 
 ON = ("toy_regression", "split_digits", "singular_evidence")
 """Where methods are tried, each on the first that it accepts."""

@@ -34,16 +34,17 @@ from timing import Step, interleaved, median, print_table, ratio, write
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from bench import networks, priors, runner
-from bench.compiled import compiling
+from bench import networks, priors
 from bench.contract import Batch, Method, Problem
+from bench.engine.compiled import compiling
 from bench.errors import BenchError
 from bench.likelihoods import Bernoulli, Categorical, Likelihood
 from bench.methods.map import MAP
 from bench.methods.mc_dropout import MCDropout
 from bench.methods.mfvi import MFVI
 from bench.methods.radial import Radial
-from bench.plan import Plan
+from bench.runs import runner
+from bench.runs.plan import Plan
 from bench.settings import build
 from bench.weights import forward
 

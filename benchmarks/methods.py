@@ -28,7 +28,7 @@ from bench import likelihoods, networks, priors
 from bench.batches import batches
 from bench.contract import Batch, Budget, Method, Problem
 from bench.errors import UsageError
-from bench.registry import Entry, methods
+from bench.runs.registry import Entry, methods
 
 ROWS = 1000
 

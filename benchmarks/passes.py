@@ -24,11 +24,11 @@ import torch
 from timing import write
 from trajectory import operations
 
-from bench import sweep
 from bench.contract import Budget
-from bench.engine import Engine
-from bench.plan import Plan
-from bench.trainer import TrainerOptions
+from bench.engine.engine import Engine
+from bench.engine.trainer import TrainerOptions
+from bench.runs.plan import Plan
+from bench.sweep import sweep
 
 
 def counted(plan: Plan) -> tuple[float, int]:

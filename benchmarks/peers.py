@@ -42,8 +42,9 @@ from memory import peak
 from timing import SECONDS_PER_TURN, interleaved, median, print_table, ratio, seconds, write
 from torch import nn
 
-from bench import networks, trainer
-from bench.places import CACHE_ROOT
+from bench import networks
+from bench.engine import trainer
+from bench.system.places import CACHE_ROOT
 from bench.weights import channels_last
 
 INSIDE = "BENCH_PEERS"

@@ -27,8 +27,9 @@ import torch
 from timing import Step, interleaved, median, print_table, ratio, write
 from torch.utils.data import TensorDataset
 
-from bench import networks, priors, trainer
+from bench import networks, priors
 from bench.contract import Batch, Method, Problem
+from bench.engine import trainer
 from bench.likelihoods import Bernoulli
 from bench.methods.mc_dropout import MCDropout
 from bench.methods.radial import Radial

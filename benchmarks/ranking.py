@@ -21,7 +21,7 @@ import numpy as np
 from scipy import special, stats
 from timing import print_table, write
 
-from bench.leaderboard.ranking import Entry, Run, rank
+from bench.leaderboard.rank.ranking import Entry, Run, rank
 
 COVERAGE = 0.93
 COVERAGE_OF_SKEWED = 0.90

@@ -2,8 +2,8 @@
 
     python benchmarks/small_fits.py [--rounds 30] [--device cpu] [--json FILE] [--check]
 
-First table: a fit through `bench.engine.Engine` against a bare loop over the same method and batches, 10 and
-110 steps; `--check` demands at most 15 ms per fit of 10 steps beyond its steps, and 0.5 ms per step.
+First table: a fit through `bench.engine.engine.Engine` against a bare loop over the same method and batches,
+10 and 110 steps; `--check` demands at most 15 ms per fit of 10 steps beyond its steps, and 0.5 ms per step.
 
 Second table: 45 fits of an MLP with 50 hidden units on 70 points, through `fit_many` one after another,
 through `fit_many` side by side (`--trainer.stacked true`), and as 45 single calls of `fit`; and 9 fits of
@@ -26,7 +26,7 @@ from torch.utils.data import TensorDataset
 from bench import networks, priors
 from bench.batches import batches
 from bench.contract import Budget, NetworkFactory, Problem
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.likelihoods import Categorical
 from bench.methods.mfvi import MFVI
 

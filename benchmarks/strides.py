@@ -16,8 +16,9 @@ import torch
 from timing import interleaved, median, print_table
 from torch.utils.data import TensorDataset
 
-from bench import compiled, likelihoods, networks, priors, weights
+from bench import likelihoods, networks, priors, weights
 from bench.contract import Batch, Problem
+from bench.engine import compiled
 from bench.methods.hmc import HMC, Settings
 
 CASES = [(2, 500, (4,) * 8), (2, 500, (8,) * 8), (2, 500, (16,) * 4), (1, 120, (50,))]

@@ -22,7 +22,7 @@ from timing import interleaved, median, print_table, write
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.contract import Batch
-from bench.plan import Plan
+from bench.runs.plan import Plan
 from bench.studies import active
 from bench.tasks import active_learning
 

@@ -19,7 +19,7 @@ import safetensors.numpy
 
 from bench.contract import Arrays, Metric, Metrics, Spec, Task
 from bench.data import array_digest
-from bench.leaderboard.submission import run_name
+from bench.leaderboard.evidence.submission import run_name
 from bench.metrics import restore
 from bench.settings import Count, settings
 
@@ -317,7 +317,7 @@ class Example(NamedTuple):
 
     def build(self, **options: Any) -> Any:
         """Builds the board again."""
-        from bench.leaderboard.board import build
+        from bench.leaderboard.rank.board import build
 
         given = {"cache": self.cache, "imports": task_names(2)}
         return build(self.submissions, **given | options)
@@ -329,7 +329,7 @@ _FOLDER = tempfile.TemporaryDirectory(prefix="boards-")  # removed when the proc
 @cache
 def example() -> Example:
     """The example, made once a process."""
-    from bench.leaderboard.board import build
+    from bench.leaderboard.rank.board import build
     from bench.leaderboard.site import pages
 
     top = Path(_FOLDER.name)

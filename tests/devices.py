@@ -25,14 +25,17 @@ from conformance import problems
 from given import GIVEN
 
 import bench
-from bench import cifar, figures, priors, processes, registry, watch
+from bench import cifar, figures, priors
 from bench.contract import Budget
 from bench.data import array_digest
-from bench.engine import Engine
+from bench.engine import watch
+from bench.engine.engine import Engine
+from bench.engine.trainer import TrainerOptions, place
 from bench.errors import BenchError, Diverged
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
-from bench.trainer import TrainerOptions, place
+from bench.runs import registry
+from bench.system import processes
 
 WORLD = 1
 """Processes of this run; 1 in the tests themselves."""

@@ -4,8 +4,8 @@ import hashlib
 
 import numpy as np
 
-from bench import photographs
-from bench.files import write
+from bench.photographs import photographs
+from bench.system.files import write
 
 SIZE = 64
 PATIENTS = {"train": 60, "val": 10, "test": 30}

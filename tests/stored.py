@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from bench.leaderboard.store import run_arrays
+from bench.leaderboard.evidence.store import run_arrays
 
 
 def at_hand(directories, every=False):

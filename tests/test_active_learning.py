@@ -9,14 +9,15 @@ import torch
 import toys
 
 import bench
-from bench import data, metrics, networks, priors, randomness, records, registry
+from bench import data, metrics, networks, priors, randomness
 from bench.contract import Problem
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.likelihoods import Categorical as CategoricalLikelihood
 from bench.methods.mc_dropout import MCDropout
 from bench.methods.mfvi import MFVI
 from bench.predictions import Categorical
+from bench.runs import records, registry
 from bench.studies import acquisition, active, risk
 from bench.tasks.active_learning import ActiveLearning
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.methods.linear import Linear
 from bench.methods.linear import Settings as LinearSettings
 from bench.studies import risk

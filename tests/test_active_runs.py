@@ -17,12 +17,12 @@ from bench import cli
 from bench.batches import batches
 from bench.contract import Budget
 from bench.data import array_digest
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.methods.laplace import Laplace
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
-from bench.records import read_arrays, read_record
+from bench.runs.records import read_arrays, read_record
 from bench.tasks.active_learning import ActiveLearning, Settings
 
 BUDGET = Budget(epochs=2, batch_size=6)

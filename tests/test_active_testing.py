@@ -9,11 +9,12 @@ import scipy.stats
 import torch
 import toys
 
-from bench import metrics, registry
-from bench.engine import Engine, TrainerOptions
+from bench import metrics
+from bench.engine.engine import Engine, TrainerOptions
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
 from bench.predictions import Categorical
+from bench.runs import registry
 from bench.studies import active, risk, testing
 from bench.tasks.active_testing import ActiveTesting
 

@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench import cli, records
+from bench import cli
 from bench.commands import formats
 from bench.data import array_digest
 from bench.errors import UsageError
 from bench.intervals import Interval
-from bench.leaderboard import against
-from bench.leaderboard.against import Result, Rival, read_board, stand
-from bench.leaderboard.entries import directory_of
-from bench.leaderboard.ranking import Entry, Run, rank
+from bench.leaderboard.evidence.entries import directory_of
+from bench.leaderboard.rank import against
+from bench.leaderboard.rank.against import Result, Rival, read_board, stand
+from bench.leaderboard.rank.ranking import Entry, Run, rank
+from bench.runs import records
 from bench.spec import Metric, Spec
 
 EXAMPLE = json.loads((directory_of("split_mnist", "mfvi") / "record.json").read_text())

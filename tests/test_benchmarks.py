@@ -18,10 +18,11 @@ from scipy import stats
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from bench import cli, networks, priors, registry
+from bench import cli, networks, priors
 from bench.contract import Budget
-from bench.engine import Engine
-from bench.plan import Plan
+from bench.engine.engine import Engine
+from bench.runs import registry
+from bench.runs.plan import Plan
 from bench.settings import build
 from bench.studies import pictures
 from bench.tasks import shift

@@ -10,9 +10,9 @@ import pytest
 from boards import Maker, example, identity, task_names
 
 from bench.errors import UsageError
-from bench.leaderboard import board as boarding
-from bench.leaderboard import pairing
-from bench.leaderboard.ranking import Entry, Run, across, rank
+from bench.leaderboard.rank import board as boarding
+from bench.leaderboard.rank import pairing
+from bench.leaderboard.rank.ranking import Entry, Run, across, rank
 
 
 @pytest.fixture

@@ -10,15 +10,15 @@ import toys
 from conformance import problems
 
 import bench
-from bench import checkpoints
-from bench.checkpoints import Damaged
 from bench.contract import Budget
 from bench.data import array_digest
-from bench.engine import Engine, TrainerOptions
+from bench.engine import checkpoints
+from bench.engine.checkpoints import Damaged
+from bench.engine.engine import Engine, TrainerOptions
+from bench.engine.watch import Watch
 from bench.errors import UsageError
-from bench.files import temporary
 from bench.methods.map import MAP
-from bench.watch import Watch
+from bench.system.files import temporary
 
 BUDGET = Budget(epochs=4, batch_size=6)
 CONTENT = {"state_dict": {"weight": torch.arange(3.0)}, "fit": {"steps": 3, "loss": 0.5}, "diverged": None}

@@ -19,10 +19,13 @@ import toys
 import yaml
 
 import bench
-from bench import cifar, cli, data, photographs, places, records, registry, tables
+from bench import cifar, cli, data, tables
 from bench.commands.formats import number
-from bench.engine import TrainerOptions
+from bench.engine.engine import TrainerOptions
 from bench.errors import DataError
+from bench.photographs import photographs
+from bench.runs import records, registry
+from bench.system import places
 
 RUN = ("run", "mfvi", "split_digits")
 SMOKE = (*RUN, "--preset", "smoke")

@@ -5,12 +5,13 @@ import json
 import pytest
 
 import bench
-from bench import cli, registry
-from bench.closed_form import Nothing
+from bench import cli
 from bench.errors import UsageError
-from bench.records import read_record
-from bench.runner import finished, redraw
-from bench.runs import table
+from bench.runs import registry
+from bench.runs.closed_form import Nothing
+from bench.runs.folders import table
+from bench.runs.records import read_record
+from bench.runs.runner import finished, redraw
 
 STUDY = "product_matrix"
 

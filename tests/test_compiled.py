@@ -16,14 +16,16 @@ from torch._inductor.utils import clear_caches
 from torch.testing import assert_close
 
 import bench
-from bench import cli, compiled, registry
+from bench import cli
 from bench.contract import Budget
 from bench.diagnostics import gradient_norms
-from bench.engine import Engine, TrainerOptions
+from bench.engine import compiled
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.methods.hmc import HMC
 from bench.methods.map import MAP
 from bench.methods.nf_gamma import NFGamma
+from bench.runs import registry
 
 BUDGET = Budget(epochs=3, batch_size=6)
 NEEDS_COMPILER = pytest.mark.skipif(

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 import bench
-from bench import cli, records, registry
+from bench import cli
 from bench.contract import FinishedRun, Row
 from bench.errors import UsageError
-from bench.runner import finished, load_scores
+from bench.runs import records, registry
+from bench.runs.runner import finished, load_scores
 from bench.studies import continual
 
 

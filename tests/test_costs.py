@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from bench import cli, costs
-from bench.costs import alike, finish
-from bench.forecast import Forecast, forecast
-from bench.plan import Plan
+from bench import cli
+from bench.runs.forecast import Forecast, forecast
+from bench.runs.plan import Plan
 from bench.settings import build
-from bench.sweep import cells, run_cell
+from bench.sweep import costs
+from bench.sweep.costs import alike, finish
+from bench.sweep.sweep import cells, run_cell
 
 METHOD, TASK = "tunables:Obedient", "tunables:Distance"
 HOUR = Forecast(

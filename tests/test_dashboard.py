@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import wandb
 
-from bench import cli, registry, wandb_run
+from bench import cli
 from bench.commands import dashboard
+from bench.runs import registry, wandb_run
 from bench.spec import Metric, Spec
 
 with warnings.catch_warnings():

@@ -26,8 +26,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench import data, places
+from bench import data
 from bench.errors import DataError, UsageError
+from bench.system import places
 
 TRAIN, TEST, SIDE = 20, 10, 4
 URLOPEN = urllib.request.urlopen

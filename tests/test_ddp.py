@@ -20,11 +20,12 @@ import toys
 from conformance import problems
 from torch.testing import assert_close
 
-from bench import records, registry, trainer
 from bench.contract import Budget
+from bench.engine import trainer
+from bench.engine.trainer import TrainerOptions
 from bench.errors import BenchError, Diverged, UsageError
-from bench.runner import load_scores
-from bench.trainer import TrainerOptions
+from bench.runs import records, registry
+from bench.runs.runner import load_scores
 
 HERE = Path(__file__).parent
 DDP = ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"]

@@ -7,10 +7,11 @@ import torch
 from torch.nn import functional
 from torchvision.transforms import functional as transforms
 
-from bench import augmentation, cifar, registry, resnet
+from bench import augmentation, cifar, resnet
 from bench.comparison import FinishedRun
 from bench.contract import Budget
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
+from bench.runs import registry
 from bench.tasks import depth_covariance
 
 

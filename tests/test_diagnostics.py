@@ -8,7 +8,7 @@ import torch
 from arviz_stats.base import array_stats
 from conformance import problems
 
-from bench import diagnostics, predictions, registry
+from bench import diagnostics, predictions
 from bench.contract import Batch
 from bench.diagnostics import (
     FROZEN,
@@ -20,6 +20,7 @@ from bench.diagnostics import (
     split_rhat,
 )
 from bench.methods.map import MAP
+from bench.runs import registry
 
 
 def normal(*shape, seed=0):

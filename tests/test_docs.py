@@ -16,7 +16,7 @@ from stored import at_hand
 
 from bench import cli
 from bench.contract import Budget
-from bench.leaderboard.entries import committed
+from bench.leaderboard.evidence.entries import committed
 from bench.tasks import own_table
 
 ROOT = Path(__file__).parent.parent

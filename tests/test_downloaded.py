@@ -17,12 +17,14 @@ import safetensors.torch
 import torch
 
 import bench
-from bench import cli, records, registry, sweep
+from bench import cli
 from bench.data import array_digest
 from bench.errors import BenchError, UsageError
 from bench.methods.map import MAP
-from bench.plan import Plan
+from bench.runs import records, registry
+from bench.runs.plan import Plan
 from bench.settings import build
+from bench.sweep import sweep
 
 FEW = {"epochs": 1, "test_samples": 4}
 PAYLOAD = """\

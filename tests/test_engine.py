@@ -18,16 +18,17 @@ from conformance.problems import OnDisk
 from torch.utils.data import TensorDataset
 
 import bench
-from bench import registry, trainer, watch
 from bench.batches import batches
 from bench.contract import Batch, Budget
 from bench.data import array_digest
 from bench.diagnostics import gradient_norms
-from bench.engine import Engine, TrainerOptions
+from bench.engine import trainer, watch
+from bench.engine.engine import Engine, TrainerOptions
+from bench.engine.spreading import Part
 from bench.errors import Diverged, OutputError, UsageError
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
-from bench.spreading import Part
+from bench.runs import registry
 
 BUDGET = Budget(epochs=4, batch_size=6)
 CPU = TrainerOptions(accelerator="cpu")
@@ -623,8 +624,8 @@ def test_fit_without_folder_writes_nothing(tmp_path, monkeypatch):
 
 def test_what_follows_training_sees_all_examples_in_every_process(monkeypatch):
     """A covariance from a process's own share would differ between the processes."""
-    monkeypatch.setattr("bench.fitting.ranks", lambda: (1, 2))
-    monkeypatch.setattr("bench.fitting.from_first", lambda work: work())
+    monkeypatch.setattr("bench.engine.fitting.ranks", lambda: (1, 2))
+    monkeypatch.setattr("bench.engine.fitting.from_first", lambda work: work())
     job = make(MAP)._fits._job(Part(0, "fit", problems.mlp(), None), BUDGET)
     assert sum(len(batch.inputs) for batch in job.loader) == 10
     rows = torch.cat([batch.inputs for batch in job.everything])

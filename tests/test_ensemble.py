@@ -10,15 +10,15 @@ from conformance.laws import Case
 from torch.testing import assert_close
 
 import bench
-from bench import registry
 from bench.contract import Budget
 from bench.divergence import log_prob
-from bench.ensemble import Ensemble, MemberPriors
+from bench.engine.ensemble import Ensemble, MemberPriors
+from bench.engine.spreading import Part
 from bench.errors import UsageError
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
-from bench.records import read_record
-from bench.spreading import Part
+from bench.runs import registry
+from bench.runs.records import read_record
 
 BUDGET = Budget(epochs=2, batch_size=8)
 

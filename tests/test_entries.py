@@ -12,11 +12,13 @@ import pytest
 from stored import at_hand
 
 import bench
-from bench import cli, records, registry
+from bench import cli
 from bench.data import array_digest
 from bench.errors import Diverged, OutputError, UsageError
-from bench.leaderboard import entries, scoring
-from bench.runner import finished, task_of
+from bench.leaderboard.check import scoring
+from bench.leaderboard.evidence import entries
+from bench.runs import records, registry
+from bench.runs.runner import finished, task_of
 
 FEW = {"epochs": 1, "test_samples": 4}
 

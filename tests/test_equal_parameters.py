@@ -9,15 +9,16 @@ from conformance import laws
 from torch.utils.data import TensorDataset
 
 import bench
-from bench import likelihoods, networks, priors, registry
+from bench import likelihoods, networks, priors
 from bench.contract import Budget, Problem
-from bench.engine import Engine
+from bench.engine.engine import Engine
 from bench.errors import UsageError
 from bench.methods.map import MAP
 from bench.methods.mc_dropout import MCDropout
 from bench.methods.mfvi import MFVI
 from bench.methods.mixture_vi import MixtureVI
 from bench.methods.radial import Radial
+from bench.runs import registry
 
 CHANNELS = 16
 BUDGET = Budget(epochs=1, batch_size=4)

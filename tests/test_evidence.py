@@ -10,13 +10,14 @@ import pytest
 from scipy import stats
 from stored import at_hand
 
-from bench import registry, sweep
 from bench.diagnostics import RHAT_LIMIT, mixed
 from bench.intervals import Moments, welch
-from bench.leaderboard.entries import RECORDS, committed, directory_of, scores_of
+from bench.leaderboard.evidence.entries import RECORDS, committed, directory_of, scores_of
 from bench.metrics import restore
-from bench.records import read_curves, read_record
+from bench.runs import registry
+from bench.runs.records import read_curves, read_record
 from bench.studies import references
+from bench.sweep import sweep
 
 
 def matrices(task, method):

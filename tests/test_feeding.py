@@ -13,11 +13,11 @@ from torch.utils.data import TensorDataset
 from bench import augmentation
 from bench.batches import batches
 from bench.contract import Budget
-from bench.engine import TrainerOptions
+from bench.engine.engine import TrainerOptions
 from bench.errors import UsageError
-from bench.job import _deciding
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
+from bench.runs.job import _deciding
 
 PLAIN = torch.tensor([0.0, 0.0, 0.5, 0.0, 0.5, 0.5, 0.5, 0.5, 0.5])
 """Uniform numbers that change nothing: not mirrored, no angle, no padding, zoom 1."""

@@ -9,10 +9,11 @@ import torch
 from scipy import stats
 from toys import Recorder
 
-from bench import metrics, registry
+from bench import metrics
 from bench.contract import Undefined
 from bench.diagnostics import RHAT_LIMIT
 from bench.predictions import Bernoulli, Categorical, Gaussian
+from bench.runs import registry
 from bench.spec import misfit
 from bench.studies import references
 from bench.studies.references import Reference

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from bench import files
 from bench.errors import OutputError, UsageError
+from bench.system import files
 
 # ---- writing in one step
 

@@ -10,8 +10,8 @@ import pytest
 from bench.commands import running
 from bench.errors import UsageError
 from bench.intervals import Interval, student
-from bench.leaderboard import entries, findings
-from bench.records import read_record, write_record
+from bench.leaderboard.evidence import entries, findings
+from bench.runs.records import read_record, write_record
 
 ROOT = Path(__file__).parent.parent
 CLAIMS = findings.read(ROOT / "docs" / "findings.yaml")

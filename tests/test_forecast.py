@@ -8,9 +8,9 @@ import torch
 
 from bench.contract import Batch, Noise
 from bench.errors import UsageError
-from bench.forecast import forecast
 from bench.methods.map import MAP
-from bench.plan import Plan
+from bench.runs.forecast import forecast
+from bench.runs.plan import Plan
 
 STEP = 0.1
 
@@ -78,7 +78,7 @@ def test_fits_that_may_stop_early_are_told_whole(stacked, tmp_path):
 
 def test_steps_and_parameters_are_those_of_the_run(told, tmp_path):
     _, cost = told
-    from bench import runner
+    from bench.runs import runner
 
     record = runner.execute(plan(tmp_path, "map", task_settings={"epochs": 10})).record
     assert cost.steps == sum(fit.steps for fit in record.fits)

@@ -12,10 +12,12 @@ from PIL import Image
 from scipy import integrate, stats
 from sklearn.metrics import roc_auc_score
 
-from bench import cli, files, fundus, places
-from bench import fundus_population as population
+from bench import cli
 from bench.errors import OutputError, UsageError
-from bench.fundus_photograph import photograph
+from bench.photographs import fundus
+from bench.photographs import fundus_population as population
+from bench.photographs.fundus_photograph import photograph
+from bench.system import files, places
 
 SETTINGS = {"images": 20, "size": 32, "seed": 3}
 

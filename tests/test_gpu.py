@@ -7,16 +7,18 @@ import torch
 from torch.nn.utils import parameters_to_vector
 from torch.utils.data import TensorDataset
 
-from bench import fitting, networks, priors, runner
+from bench import networks, priors
 from bench.contract import Batch, Budget, Problem
-from bench.engine import Engine, TrainerOptions
+from bench.engine import fitting
+from bench.engine.engine import Engine, TrainerOptions
+from bench.engine.watch import Watch
 from bench.errors import Diverged
 from bench.likelihoods import Categorical
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
 from bench.methods.radial import Radial
-from bench.plan import Plan
-from bench.watch import Watch
+from bench.runs import runner
+from bench.runs.plan import Plan
 
 pytestmark = [
     pytest.mark.gpu,

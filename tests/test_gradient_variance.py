@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 from bench import likelihoods, priors
 from bench.comparison import FinishedRun
 from bench.contract import Batch, Problem
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.intervals import Interval
 from bench.methods import mfvi, mixture_vi, radial

@@ -10,8 +10,8 @@ import torch
 from scipy.stats import multivariate_normal
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from bench import registry
 from bench.errors import UsageError
+from bench.runs import registry
 from bench.studies import invariance
 from bench.tasks.invariance_gap import InvarianceGap, linear_model
 

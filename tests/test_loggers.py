@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from bench import cli, loggers
+from bench import cli
+from bench.runs import loggers
 
 SMOKE = ["run", "mfvi", "split_digits", "--preset", "smoke", "--threads", "1"]
 

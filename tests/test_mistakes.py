@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import cli, registry
+from bench import cli
+from bench.runs import registry
 
 RUN = "run map split_digits --preset smoke"
 OWN = "from bench.methods.map import MAP\nfrom toys import OwnTask\n"

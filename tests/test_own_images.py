@@ -10,9 +10,10 @@ from PIL import Image
 from torchvision import datasets, transforms
 
 import bench
-from bench import cli, own_network, registry
+from bench import cli, own_network
 from bench.errors import UsageError
-from bench.runner import load_scores
+from bench.runs import registry
+from bench.runs.runner import load_scores
 from bench.tasks.own_images import OwnImages, Settings, picture
 
 

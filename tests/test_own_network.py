@@ -8,9 +8,10 @@ from given import PENGUINS
 from torch import nn
 
 import bench
-from bench import own_network, registry
+from bench import own_network
 from bench.errors import UsageError
 from bench.networks import Dropout, dropout_masks
+from bench.runs import registry
 from bench.tasks.own_table import OwnTable, Settings
 from bench.weights import forward
 

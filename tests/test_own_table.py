@@ -17,10 +17,11 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import bench
-from bench import cli, encoding, registry
+from bench import cli, encoding
 from bench.contract import Undefined
 from bench.errors import UsageError
-from bench.runner import load_scores
+from bench.runs import registry
+from bench.runs.runner import load_scores
 from bench.studies import normals, own
 from bench.tasks.own_table import OwnTable, Settings
 

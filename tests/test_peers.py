@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from bench import peers, priors
 from bench.contract import Budget
 from bench.diagnostics import effective_sample_size
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.methods.laplace import Laplace
 

@@ -6,7 +6,8 @@ import torch
 import toys
 
 import bench
-from bench import data, figures, metrics, registry
+from bench import data, figures, metrics
+from bench.runs import registry
 from bench.studies.coreset import k_center
 from bench.tasks.permuted_mnist import PermutedMNIST
 

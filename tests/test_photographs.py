@@ -23,8 +23,11 @@ import pytest
 from PIL import Image
 from scipy.stats import norm
 
-from bench import cli, photograph_sources, photographs, places, preparing, preprocessing
+from bench import cli
 from bench.errors import DataError, OutputError, UsageError
+from bench.photographs import photographs, preparing, preprocessing
+from bench.photographs import sources as photograph_sources
+from bench.system import places
 
 SIDE = 24
 

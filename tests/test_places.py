@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import places
 from bench.errors import DataError, UsageError
+from bench.system import places
 
 
 @pytest.fixture(autouse=True)

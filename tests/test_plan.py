@@ -9,11 +9,12 @@ from typing import get_type_hints
 import pytest
 
 import bench
-from bench import cli, runner
+from bench import cli
+from bench.engine.trainer import TrainerOptions
 from bench.errors import UsageError
-from bench.plan import Options, Plan
+from bench.runs import runner
+from bench.runs.plan import Options, Plan
 from bench.settings import build
-from bench.trainer import TrainerOptions
 
 FULL = {
     "preset": "smoke",

@@ -12,10 +12,10 @@ from rich.text import Text
 
 from bench.commands.parser import SafeConsole
 from bench.contract import Budget
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import Diverged
 from bench.methods.map import MAP
-from bench.progress import shown
+from bench.runs.progress import shown
 
 LONG = "3 of 12: nf_gamma_500_5_100_True singular_evidence+hidden=16,prior_mean=0.0,num_train=1000 seed 0"
 NUMBER = {"name": "mean_nll_of_an_objective_with_a_long_name", "value": 0.123456, "step": 1}

@@ -15,8 +15,8 @@ from scipy import special, stats
 
 from bench import intervals
 from bench.errors import UsageError
-from bench.leaderboard import contrasts
-from bench.leaderboard.ranking import Entry, Run, across, order, rank
+from bench.leaderboard.rank import contrasts
+from bench.leaderboard.rank.ranking import Entry, Run, across, order, rank
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 

@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 import bench
-from bench import records, registry, source
 from bench.contract import Metric, Row, Spec, Undefined
 from bench.data import array_digest
 from bench.errors import UsageError
-from bench.leaderboard import entries
+from bench.leaderboard.evidence import entries
+from bench.runs import records, registry
+from bench.system import source
 
 EXAMPLE = {
     "schema_version": 1,
@@ -335,7 +336,13 @@ def copy_of_the_source(folder, inside):
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize(
     "name",
-    ["bench/new.py", "bench/studies/new.py", "bench/presets/new.toml", "tasks/new.py", "methods/deep/new.py"],
+    [
+        "bench/new.py",
+        "bench/studies/new.py",
+        "bench/runs/presets/new.toml",
+        "tasks/new.py",
+        "methods/deep/new.py",
+    ],
 )
 def test_source_hash_is_over_every_source_file(tmp_path, monkeypatch, name, inside):
     """Of every subfolder too, and the same for the sources and for an installed wheel."""

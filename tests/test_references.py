@@ -9,14 +9,15 @@ import pytest
 import safetensors.numpy
 
 import bench
-from bench import cli, metrics, records, registry
+from bench import cli, metrics
 from bench.contract import Undefined
 from bench.data import array_digest
 from bench.diagnostics import RHAT_LIMIT
 from bench.errors import DataError, UsageError
-from bench.leaderboard.references import add
+from bench.leaderboard.evidence.references import add
 from bench.methods.mfvi import MFVI
-from bench.runner import load_scores, task_of
+from bench.runs import records, registry
+from bench.runs.runner import load_scores, task_of
 from bench.studies import references
 from bench.studies.references import Reference
 

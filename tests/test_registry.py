@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import bench.methods
 import bench.tasks
-from bench import registry
 from bench.contract import CAPABILITIES, Method, Task
 from bench.errors import UsageError
-from bench.plan import Plan
-from bench.registry import Entry, identity
+from bench.runs import registry
+from bench.runs.plan import Plan
+from bench.runs.registry import Entry, identity
 
 KINDS = {
     "methods": (registry.methods, bench.methods, Method),
@@ -216,7 +216,7 @@ def test_preset_is_valid_and_names_its_source(preset):
 
 
 def test_preset_files_speak_of_known_methods_and_tasks():
-    for path in (Path(bench.__path__[0]) / "presets").glob("*.toml"):
+    for path in (Path(bench.__path__[0]) / "runs" / "presets").glob("*.toml"):
         assert path.stem in {entry.file for entry in registry.tasks().values()}
         table = tomllib.loads(path.read_text())
         assert table.keys() <= {"standard", "paper"}

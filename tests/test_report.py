@@ -14,10 +14,10 @@ import pytest
 from scipy import stats
 
 from bench import cli
-from bench.catalogue import misleads
 from bench.commands import formats
 from bench.intervals import Interval
-from bench.leaderboard.entries import directory_of
+from bench.leaderboard.evidence.entries import directory_of
+from bench.runs.catalogue import misleads
 from bench.tasks.split_mnist import SplitMNIST
 
 EXAMPLE = json.loads((directory_of("split_mnist", "mfvi") / "record.json").read_text())

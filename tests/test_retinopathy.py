@@ -7,11 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from bench import augmentation, cli, likelihoods, photographs, places, records, registry
+from bench import augmentation, cli, likelihoods
 from bench.errors import DataError
+from bench.photographs import photographs
 from bench.predictions import Bernoulli
-from bench.runner import finished, load_scores
+from bench.runs import records, registry
+from bench.runs.runner import finished, load_scores
 from bench.studies import referral_comparison
+from bench.system import places
 from bench.tasks.retinopathy import Retinopathy
 
 NAMES = [name for name, entry in registry.tasks().items() if entry.file == "retinopathy"]
@@ -91,7 +94,7 @@ def test_missing_photographs_are_told_with_every_step(monkeypatch, tmp_path):
 
 def test_synthetic_eyes_that_were_prepared_are_taken_if_they_are_as_many(monkeypatch):
     """200 lie there; of another number the task makes its own."""
-    from bench import fundus, preparing
+    from bench.photographs import fundus, preparing
 
     asked = []
     monkeypatch.setattr(fundus, "find_or_make", lambda *a, **k: asked.append((a, k)) or "made")

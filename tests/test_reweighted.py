@@ -10,7 +10,7 @@ import torch
 from conformance import problems
 
 from bench.contract import Budget
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.methods.linear import Linear
 from bench.methods.linear import Settings as LinearSettings

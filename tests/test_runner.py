@@ -20,12 +20,14 @@ import toys
 from conformance.laws import Case
 
 import bench
-from bench import claim, cli, job, metrics, randomness, records, registry, runner, sweep
+from bench import cli, metrics, randomness
 from bench.data import array_digest
 from bench.errors import BenchError, Diverged, OutputError, UsageError
-from bench.leaderboard import entries
-from bench.plan import Plan
-from bench.runner import load_scores
+from bench.leaderboard.evidence import entries
+from bench.runs import claim, job, records, registry, runner
+from bench.runs.plan import Plan
+from bench.runs.runner import load_scores
+from bench.sweep import sweep
 from bench.tasks import split_mnist
 
 FILES = ["arrays.safetensors", "checkpoints", "curves.csv", "figures", "log.txt", "record.json"]

@@ -16,12 +16,13 @@ import pytest
 from scipy import stats
 
 import bench
-from bench import cli, runs
+from bench import cli
 from bench.errors import UsageError
-from bench.files import is_locked, locked
-from bench.leaderboard import against
-from bench.leaderboard.entries import RECORDS, directory_of
-from bench.means import lines
+from bench.leaderboard.evidence.entries import RECORDS, directory_of
+from bench.leaderboard.rank import against
+from bench.runs import folders as runs
+from bench.runs.means import lines
+from bench.system.files import is_locked, locked
 
 EXAMPLE = json.loads((directory_of("split_mnist", "mfvi") / "record.json").read_text())
 VALUES = (0.93, 0.95, 0.94, 0.97)
@@ -312,7 +313,7 @@ def test_table_has_a_row_for_every_run(folder):
     assert frame.average_accuracy.dtype == "float64"
     assert frame[frame.status == "unfinished"].average_accuracy.isna().all()
     directory = of_mfvi.directory.iloc[1]
-    for one in (directory, Path(directory), [bench.runner.Run(Path(directory)), directory]):
+    for one in (directory, Path(directory), [bench.runs.runner.Run(Path(directory)), directory]):
         assert bench.table(one).average_accuracy.tolist() == [VALUES[1]]
     with pytest.raises(UsageError, match="nowhere is no folder"):
         bench.table("nowhere")

@@ -7,10 +7,11 @@ import pytest
 import torch
 from toys import Reader
 
-from bench import corruptions, data, metrics, records, registry, resnet
+from bench import corruptions, data, metrics, resnet
 from bench.contract import Undefined
-from bench.leaderboard import scoring
+from bench.leaderboard.check import scoring
 from bench.networks import small_cnn
+from bench.runs import records, registry
 from bench.spec import misfit
 from bench.studies import pictures, shift
 from bench.tasks.shift import SEVERITIES, Settings, Shift

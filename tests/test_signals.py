@@ -15,7 +15,7 @@ import yaml
 import bench
 from bench import cli
 from bench.methods.map import MAP
-from bench.signals import stoppable
+from bench.system.signals import stoppable
 
 LINE = "bench: stopped; the same command goes on from here\n"
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]

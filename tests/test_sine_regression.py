@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from bench.comparison import FinishedRun
-from bench.records import Row
+from bench.runs.records import Row
 from bench.tasks.sine_regression import ENDS, GRID, NOISE, NUM_TEST, Settings, SineRegression, function, sine
 
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench.leaderboard.entries import committed
-from bench.records import read_curves
-from bench.runner import finished
+from bench.leaderboard.evidence.entries import committed
+from bench.runs.records import read_curves
+from bench.runs.runner import finished
 from bench.studies.singular import Triplet, claims, table
 from bench.studies.singular.claims import FAR, LEARNED
 from bench.tasks.singular_evidence import row

@@ -16,14 +16,14 @@ from conformance import laws
 from torch.testing import assert_close
 
 import bench
-from bench import records, registry
 from bench.contract import Undefined
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import Diverged, UsageError
 from bench.methods.linear import Linear
 from bench.methods.nf_gaussian import NFGaussian
-from bench.records import split_metrics
-from bench.runner import load_scores
+from bench.runs import records, registry
+from bench.runs.records import split_metrics
+from bench.runs.runner import load_scores
 from bench.studies.singular import evidence, tanh_network
 from bench.studies.singular.tanh_network import TanhNetwork
 from bench.tasks import singular_evidence as task

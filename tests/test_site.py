@@ -19,7 +19,7 @@ from toys import call, environment
 
 from bench import cli
 from bench.errors import UsageError
-from bench.leaderboard import against
+from bench.leaderboard.rank import against
 from bench.leaderboard.site import pages, serving, words
 from bench.text import escaped
 
@@ -374,5 +374,5 @@ def test_a_second_build_needs_no_torch(tmp_path):
     assert call(arguments, tmp_path).returncode == 0
     again = call(arguments, tmp_path, env=environment(PYTHONPROFILEIMPORTTIME="1"))
     assert again.returncode == 0
-    assert "bench.leaderboard.board" in again.stderr
+    assert "bench.leaderboard.rank.board" in again.stderr
     assert not re.findall(r"\| +(torch|pytorch_lightning|altair)$", again.stderr, re.MULTILINE)

@@ -9,11 +9,12 @@ import torch
 import toys
 
 import bench
-from bench import data, metrics, registry
+from bench import data, metrics
 from bench.contract import Undefined
 from bench.errors import UsageError
-from bench.leaderboard import entries
-from bench.runner import load_scores
+from bench.leaderboard.evidence import entries
+from bench.runs import registry
+from bench.runs.runner import load_scores
 from bench.studies.coreset import k_center
 from bench.tasks.split_mnist import SPLIT, SplitMNIST
 

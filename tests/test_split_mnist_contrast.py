@@ -6,8 +6,9 @@ import torch
 import toys
 
 import bench
-from bench import likelihoods, metrics, registry
-from bench.runner import load_scores
+from bench import likelihoods, metrics
+from bench.runs import registry
+from bench.runs.runner import load_scores
 from bench.tasks.split_mnist_contrast import SPLIT, SplitMNISTContrast
 
 SCENARIOS = ("multi_head", "task_known_at_test")

@@ -9,13 +9,13 @@ from conformance import problems
 from torch.testing import assert_close
 from torch.utils.data import TensorDataset
 
-from bench import registry
 from bench.contract import Budget
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
+from bench.engine.stacked import Stacked
 from bench.errors import Diverged
-from bench.progress import Course
+from bench.runs import registry
+from bench.runs.progress import Course
 from bench.settings import build
-from bench.stacked import Stacked
 
 BUDGET = Budget(epochs=5, batch_size=6)
 
@@ -101,7 +101,7 @@ def never(self, *_):
 
 @pytest.mark.parametrize("why", ["patience", "rows", "prior", "method"])
 def test_what_cannot_be_stacked_is_fitted_one_by_one(why, monkeypatch):
-    monkeypatch.setattr("bench.stacked.Stacked.__init__", never)
+    monkeypatch.setattr("bench.engine.stacked.Stacked.__init__", never)
     given, budget, name = three(), BUDGET, "mfvi"
     if why == "patience":
         budget = replace(BUDGET, patience=2)

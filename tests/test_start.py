@@ -9,9 +9,11 @@ import sys
 
 import pytest
 
-from bench import cli, index, places, registry
+from bench import cli
 from bench.commands import running
-from bench.engine import TrainerOptions
+from bench.engine.engine import TrainerOptions
+from bench.runs import index, registry
+from bench.system import places
 
 HEAVY = ("torch", "pytorch_lightning", "torchvision", "torchmetrics", "scipy", "sklearn", "altair", "wandb")
 QUICK = [
@@ -45,7 +47,7 @@ class Finder:
             raise Refused(name)
 
 sys.meta_path.insert(0, Finder())
-import bench.records
+import bench.runs.records
 from bench import cli
 
 def called(arguments):

@@ -10,7 +10,7 @@ import test_submission
 
 from bench import cli
 from bench.errors import BenchError, UsageError
-from bench.leaderboard import store
+from bench.leaderboard.evidence import store
 
 MAIN = Path(__file__).resolve().parent.parent
 CONTENT = {f"t/m/seed{seed}": bytes([seed]) * 1000 for seed in range(3)}

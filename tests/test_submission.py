@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bench.errors import UsageError
-from bench.leaderboard import submission
+from bench.leaderboard.evidence import submission
 
 GOOD = {
     "schema_version": 1,

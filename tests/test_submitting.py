@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 
 import bench
-from bench import cli, records, registry
+from bench import cli
 from bench.data import array_digest
 from bench.errors import Diverged, OutputError, UsageError
-from bench.leaderboard import entries, store, submission, submitting
-from bench.runs import gather
+from bench.leaderboard.evidence import entries, store, submission, submitting
+from bench.runs import records, registry
+from bench.runs.folders import gather
 
 WORDS = {
     "authors": ["A. Author", "B. Author"],

@@ -12,13 +12,15 @@ import yaml
 from tunables import BEGUN
 
 import bench
-from bench import cli, records, registry, runner, sweep
+from bench import cli
 from bench.commands.formats import number
-from bench.engine import TrainerOptions
+from bench.engine.engine import TrainerOptions
 from bench.errors import DataError, OutputError, UsageError
-from bench.plan import Plan
+from bench.runs import records, registry, runner
+from bench.runs.plan import Plan
 from bench.settings import build
-from bench.sweep import cells, run_cell
+from bench.sweep import sweep
+from bench.sweep.sweep import cells, run_cell
 
 METHOD, TASK = "tunables:Obedient", "tunables:Distance"
 GRID = {"methods": METHOD, "tasks": TASK}

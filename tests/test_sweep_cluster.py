@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from bench import cells, cli, worker
-from bench.files import is_locked
-from bench.plan import Plan
-from bench.records import read_record
+from bench import cli
+from bench.runs.plan import Plan
+from bench.runs.records import read_record
 from bench.settings import build
-from bench.sweep import cells as cells_of
-from bench.sweep import directory_of, run_cell
+from bench.sweep import cells, worker
+from bench.sweep.sweep import cells as cells_of
+from bench.sweep.sweep import directory_of, run_cell
+from bench.system.files import is_locked
 
 METHODS = ["map", "mfvi", "radial"]
 TASKS = ["toys:OwnTask", "toys:EqualParameters", "tunables:Distance"]
@@ -147,7 +148,7 @@ os.kill(int(sys.argv[2]), signal.SIGUSR2)
 
 def test_preempted_job_stops_its_cell_and_is_put_back(here, monkeypatch):
     needs("submitit")
-    from bench.workers_slurm import Job
+    from bench.sweep.workers_slurm import Job
 
     monkeypatch.setenv("WAITS_IN_FIT", "2")
     plan = build(Plan, {"method": "toys:Waits", "task": "toys:OwnTask", "out": here / "runs", "threads": 1})

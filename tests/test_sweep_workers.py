@@ -19,17 +19,19 @@ import pytest
 import yaml
 from rich.console import Console
 
-from bench import cells, cli, dispatch, registry, tune, worker, workers
+from bench import cli
 from bench.commands import searching
-from bench.dispatch import Board, run_all
+from bench.commands.sweep_view import watched
 from bench.errors import BenchError, OutputError, UsageError
-from bench.files import is_locked, locked
-from bench.plan import Plan
-from bench.records import read_record
+from bench.runs import registry
+from bench.runs.plan import Plan
+from bench.runs.records import read_record
 from bench.settings import build
-from bench.sweep import directory_of, run_cell
-from bench.sweep_view import watched
-from bench.worker import End
+from bench.sweep import cells, dispatch, tune, worker, workers
+from bench.sweep.dispatch import Board, run_all
+from bench.sweep.sweep import directory_of, run_cell
+from bench.sweep.worker import End
+from bench.system.files import is_locked, locked
 
 METHOD, TASK = "tunables:Obedient", "tunables:Distance"
 DIED = End("died", "its worker was killed by signal 9 (SIGKILL)")

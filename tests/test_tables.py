@@ -14,8 +14,9 @@ import generated
 import numpy as np
 import pytest
 
-from bench import cli, data, places, tables
+from bench import cli, data, tables
 from bench.errors import DataError, UsageError
+from bench.system import places
 
 PUBLIC = [name for name, source in tables.SOURCES.items() if source.folder]
 ARCHIVED = [name for name, source in tables.SOURCES.items() if source.archive_file]

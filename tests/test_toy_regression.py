@@ -7,12 +7,13 @@ import pytest
 import torch
 from scipy import stats
 
-from bench import figures, registry
+from bench import figures
 from bench.batches import batches
 from bench.contract import FinishedRun, Undefined
 from bench.data import array_digest
 from bench.energy import likelihood_term
 from bench.predictions import Gaussian
+from bench.runs import registry
 from bench.studies import references
 from bench.studies.small import NOISE, points, sine
 from bench.tasks.toy_regression import GRID, Settings, ToyRegression

@@ -7,10 +7,11 @@ from zlib import crc32
 import pytest
 import tunables
 
-from bench import registry, tpe, tune
 from bench.errors import UsageError
-from bench.plan import Plan
+from bench.runs import registry
+from bench.runs.plan import Plan
 from bench.settings import build
+from bench.sweep import tpe, tune
 
 pytest.importorskip("optuna")
 SPACE = {"learning_rate": (1e-4, 1.0, "log"), "size": (1, 9, "linear"), "kind": ["a", None, 2]}
@@ -101,7 +102,7 @@ def test_search_begins_as_the_random_one_and_goes_on_where_it_was(search):
 
 def test_package_that_is_not_installed_is_one_line(search, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "bench.tpe")
-    monkeypatch.delattr("bench.tpe")
+    monkeypatch.delitem(sys.modules, "bench.sweep.tpe")
+    monkeypatch.delattr("bench.sweep.tpe")
     with pytest.raises(UsageError, match=r"--search tpe needs optuna: pip install 'posterior-bench\[tune\]'"):
         search(12)

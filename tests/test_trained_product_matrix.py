@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from bench import data, networks, registry
+from bench import data, networks
 from bench.errors import UsageError
+from bench.runs import registry
 from bench.studies import product
 from bench.tasks.trained_product_matrix import TrainedProductMatrix
 from bench.weights import forward

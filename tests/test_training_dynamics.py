@@ -10,7 +10,7 @@ from conformance.laws import assert_mean_is
 from bench.comparison import FinishedRun
 from bench.contract import Batch
 from bench.divergence import log_prob
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.methods import mfvi, radial
 from bench.tasks.training_dynamics import COLUMNS, Settings, TrainingDynamics
 

@@ -17,11 +17,14 @@ import tunables
 from tunables import BEGUN
 
 import bench
-from bench import cli, files, records, registry, tune
+from bench import cli
 from bench.commands import formats
 from bench.errors import DataError, UsageError
-from bench.plan import Plan
+from bench.runs import records, registry
+from bench.runs.plan import Plan
 from bench.settings import build
+from bench.sweep import tune
+from bench.system import files
 
 METHOD, TASK = "tunables:Obedient", "tunables:Distance"
 registry.import_own(METHOD)
@@ -573,7 +576,7 @@ ADDED_SINCE = {"mc_dropout": {"masks"}}
 
 
 def test_committed_results_are_valid_and_can_be_run():
-    for path in sorted((Path(bench.__path__[0]) / "presets" / "tuned").rglob("*.json")):
+    for path in sorted((Path(bench.__path__[0]) / "runs" / "presets" / "tuned").rglob("*.json")):
         result = tune.read(path)
         assert path == registry.tuned_path(result.method, result.task, path.parent.parent)
         entry = registry.method(result.method)

@@ -9,12 +9,14 @@ import torch
 from scipy.stats import norm
 
 import bench
-from bench import data, places, registry, tables
+from bench import data, tables
 from bench.contract import Undefined
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import DataError, UsageError
 from bench.predictions import Gaussian
-from bench.runner import load_scores
+from bench.runs import registry
+from bench.runs.runner import load_scores
+from bench.system import places
 from bench.tasks.uci_regression import NAMES, UCIRegression
 
 LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)

@@ -14,9 +14,11 @@ import toys
 import wandb
 from wandb.proto.wandb_internal_pb2 import Record
 
-from bench import cli, registry, runner, wandb_run, watch
+from bench import cli
+from bench.engine import watch
 from bench.errors import Diverged
-from bench.events import Reader
+from bench.runs import registry, runner, wandb_run
+from bench.runs.events import Reader
 
 SMOKE = ["run", "mfvi", "split_digits", "--preset", "smoke", "--threads", "1"]
 TASK = "split_digits_epochs_1_test_samples_4"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from bench.commands.formats import plain
 from bench.commands.parser import Parser, errors, folder, output
 from bench.errors import UsageError
-from bench.registry import nearest
+from bench.runs.registry import nearest
 
 if TYPE_CHECKING:
-    from bench.leaderboard.board import Board
+    from bench.leaderboard.rank.board import Board
 
 
 def board(arguments: list[str]) -> int:
@@ -57,8 +57,8 @@ def _parser(action: str, description: str) -> Parser:
 
 def _built(chosen: object) -> Board:
     """The board that the arguments ask for."""
-    from bench.leaderboard import board
-    from bench.leaderboard.submission import SUBMISSIONS
+    from bench.leaderboard.evidence.submission import SUBMISSIONS
+    from bench.leaderboard.rank import board
 
     given = vars(chosen)
     cache = None if given["cache"] is None else Path(given["cache"])
@@ -135,10 +135,10 @@ def _add(arguments: list[str]) -> int:
     parser.add_argument("--force", action="store_true", help="replace an older submission of the same slug")
     chosen = parser.parse_args(arguments)
 
-    from bench.leaderboard.board import STORE
-    from bench.leaderboard.submission import SUBMISSIONS
-    from bench.leaderboard.submitting import adopt
-    from bench.leaderboard.verify import verify
+    from bench.leaderboard.check.verify import verify
+    from bench.leaderboard.evidence.submission import SUBMISSIONS
+    from bench.leaderboard.evidence.submitting import adopt
+    from bench.leaderboard.rank.board import STORE
 
     to = SUBMISSIONS if chosen.submissions is None else Path(chosen.submissions)
     store = to.resolve().parent / STORE

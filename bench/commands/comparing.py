@@ -11,14 +11,14 @@ from bench.commands.formats import Row, add_format, drawn, interval, plain, writ
 from bench.commands.parser import Parser, add_imports, errors, output
 from bench.commands.results import direction, in_words, metrics_of, say_twice
 from bench.errors import UsageError
-from bench.registry import nearest
+from bench.runs.registry import nearest
 
 if TYPE_CHECKING:
     from bench.contract import Task
-    from bench.leaderboard.against import Shelf, Stood
-    from bench.means import Line
-    from bench.records import Record
-    from bench.runs import Found
+    from bench.leaderboard.rank.against import Shelf, Stood
+    from bench.runs.folders import Found
+    from bench.runs.means import Line
+    from bench.runs.records import Record
     from bench.spec import Metric
 
 
@@ -40,7 +40,7 @@ def list_runs(arguments: list[str]) -> None:
     add_format(parser)
     chosen = parser.parse_args(arguments)
 
-    from bench.runs import below
+    from bench.runs.folders import below
 
     found = [run for run in below(Path(chosen.DIR)) if chosen.status in (None, run.status)]
     if not found:
@@ -105,9 +105,9 @@ def compare(arguments: list[str]) -> None:
     add_format(parser)
     chosen = parser.parse_args(arguments)
 
-    from bench.leaderboard.against import shelf
-    from bench.means import lines
-    from bench.runs import gather
+    from bench.leaderboard.rank.against import shelf
+    from bench.runs.folders import gather
+    from bench.runs.means import lines
 
     runs, again = gather([Path(name) for name in chosen.RUN])
     say_twice(again)
@@ -211,7 +211,7 @@ def _heading(first: Record, metric: str) -> Row:
 
 def _ranking(first: Record) -> Task | None:
     """The task of runs, where it ranks methods and they may be ranked; says why it is not so."""
-    from bench.runner import task_of
+    from bench.runs.runner import task_of
 
     if metrics_of(first)[1]:
         return None  # not known here, which the heading says
@@ -227,7 +227,7 @@ def _ranking(first: Record) -> Task | None:
 
 def _standing(lines: Sequence[Line], others: Shelf, task: Task) -> tuple[list[Row], list[str]]:
     """The table of a protocol with one's own methods in it, and a sentence on each of them."""
-    from bench.leaderboard.against import Protocol, rival, rivals, stand
+    from bench.leaderboard.rank.against import Protocol, rival, rivals, stand
 
     first, metric = lines[0].records[0], task.spec.metrics[task.spec.main_metric]
     found, said = rivals(others, Protocol.of(first), task)

@@ -7,12 +7,12 @@ import os
 from bench.commands.formats import Format, Row, drawn, plain, write
 from bench.commands.parser import errors, output
 from bench.errors import BenchError
-from bench.plan import Plan
+from bench.runs.plan import Plan
 
 
 def tell_cost(plan: Plan, form: Format) -> None:
     """Prints what a run will cost; makes none."""
-    from bench.forecast import forecast
+    from bench.runs.forecast import forecast
 
     cost = forecast(plan)
     if cost.unknown:
@@ -46,7 +46,7 @@ def tell_costs(cells: list[Plan], workers: str | None, threads: int | None, form
     Returns:
         The exit code: that of an error if a cell is refused.
     """
-    from bench.costs import alike, costs, finish
+    from bench.sweep.costs import alike, costs, finish
 
     at_a_time = 1
     if workers is not None and workers.isdecimal():
@@ -101,6 +101,6 @@ def tell_costs(cells: list[Plan], workers: str | None, threads: int | None, form
 
 
 def _hours(seconds: str | float | None) -> str | None:
-    from bench.progress import duration
+    from bench.runs.progress import duration
 
     return duration(seconds) if isinstance(seconds, int | float) else None

@@ -1,8 +1,8 @@
 """`bench wandb dashboard`: a Weights & Biases workspace that compares methods, as a specification or saved.
 
-Runs that were logged with `--logger wandb` have the names of `bench.wandb_run`. The workspace has a section
-for every task, whose charts group runs by method and show the range over seeds, and sections of training and
-system.
+Runs that were logged with `--logger wandb` have the names of `bench.runs.wandb_run`. The workspace has a
+section for every task, whose charts group runs by method and show the range over seeds, and sections of
+training and system.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def specification(built: Workspace) -> dict[str, Any]:
 
 def _specs() -> dict[str, Spec]:
     """Task -> what it measures."""
-    from bench import registry
+    from bench.runs import registry
     from bench.settings import build
 
     return {
@@ -100,7 +100,7 @@ def _comparison(task: str, spec: Spec) -> Section:
     import wandb_workspaces.workspaces as ws
     from wandb_workspaces.reports.v2 import BarPlot, LinePlot, SummaryMetric
 
-    from bench.wandb_run import key
+    from bench.runs.wandb_run import key
 
     metric = spec.metrics[spec.main_metric]
     better = "higher" if metric.higher_is_better else "lower"
@@ -118,7 +118,7 @@ def _training(tasks: list[str]) -> Section:
     import wandb_workspaces.workspaces as ws
     from wandb_workspaces.reports.v2 import LinePlot
 
-    from bench.wandb_run import STEPS, key
+    from bench.runs.wandb_run import STEPS, key
 
     panels: list[Any] = [
         LinePlot(

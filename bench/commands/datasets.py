@@ -56,7 +56,8 @@ def show_data(arguments: list[str]) -> int:
 
 def _known() -> dict[str, ModuleType]:
     """Data set -> the file that finds, gets and checks it."""
-    from bench import cifar, data, photographs, tables  # here, since some need torch
+    from bench import cifar, data, tables  # here, since some need torch
+    from bench.photographs import photographs
 
     return {name: module for module in (data, cifar, tables, photographs) for name in module.SOURCES}
 
@@ -89,7 +90,7 @@ def _listed(data_dir: str | None) -> list[Row]:
 
 def _check_all(data_dir: str | None) -> int:
     """Looks at every data set: a line for each; the exit code of a DataError if one is damaged."""
-    from bench import places
+    from bench.system import places
 
     code = 0
     for name, module in _known().items():

@@ -34,9 +34,9 @@ def submit(arguments: list[str]) -> None:
     add_imports(parser)
     chosen = parser.parse_args(arguments)
 
-    from bench.leaderboard import submitting
-    from bench.means import lines
-    from bench.runs import gather
+    from bench.leaderboard.evidence import submitting
+    from bench.runs.folders import gather
+    from bench.runs.means import lines
 
     words = {} if chosen.meta is None else submitting.read_words(Path(chosen.meta))
     found, again = gather([Path(name) for name in chosen.RUN])
@@ -54,7 +54,7 @@ def submit(arguments: list[str]) -> None:
 
 def _asked(key: str, question: str) -> Any:
     """What the user types, asked until it can be read."""
-    from bench.leaderboard.submitting import answer
+    from bench.leaderboard.evidence.submitting import answer
 
     while True:
         errors.print(f"{key} ({question}): ", end="", soft_wrap=True)
@@ -90,7 +90,7 @@ def store(arguments: list[str]) -> int:
     parser.add_argument("--force", action="store_true", help="push again what a place has already")
     chosen = parser.parse_args(arguments)
 
-    from bench.leaderboard import store as arrays
+    from bench.leaderboard.evidence import store as arrays
 
     root = arrays.STORE.parent if chosen.root is None else Path(chosen.root)
     submissions, folder_of_store = root / "submissions", root / "store"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from bench.commands.formats import add_format, write
 from bench.commands.parser import Parser, output
 from bench.errors import UsageError
-from bench.index import index
+from bench.runs.index import index
 
 Entry = dict[str, Any]
 """What is declared of a name."""

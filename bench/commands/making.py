@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from bench import progress
 from bench.commands.parser import Parser, errors, output
+from bench.runs import progress
 
 
 def make_data(arguments: list[str]) -> None:
@@ -22,7 +22,7 @@ def make_data(arguments: list[str]) -> None:
     parser.add_argument("--workers", type=int | None, default=None, help="processes; default is every core")
     chosen = parser.parse_args(arguments)
 
-    from bench import fundus, fundus_population  # here, for they import Pillow and SciPy
+    from bench.photographs import fundus, fundus_population  # here, for they import Pillow and SciPy
 
     with progress.shown(errors, f"{chosen.images} images of {chosen.size} px") as shown:
 

@@ -12,9 +12,9 @@ import jsonargparse
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
-from bench import registry
 from bench.errors import UsageError
-from bench.registry import import_own, nearest
+from bench.runs import registry
+from bench.runs.registry import import_own, nearest
 from bench.settings import named
 from bench.text import escaped
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from bench.commands.parser import Parser, errors, output
 from bench.errors import UsageError
-from bench.progress import shown
+from bench.runs.progress import shown
 
 
 def prepare_data(arguments: list[str]) -> None:
     """Prepares photographs, or what is missing of them; their folder is the last line of standard output."""
-    from bench import photographs, preparing  # here, for they import NumPy, Pillow and SciPy
+    from bench.photographs import photographs, preparing  # here, for they import NumPy, Pillow and SciPy
 
     names = ", ".join(photographs.SOURCES)
     parser = Parser("bench data prepare", description="Prepare photographs of the fundus for training.")

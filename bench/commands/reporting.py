@@ -25,9 +25,9 @@ from bench.errors import BenchError, UsageError
 from bench.text import escaped
 
 if TYPE_CHECKING:
-    from bench.means import Line
-    from bench.records import Record
-    from bench.runs import Found
+    from bench.runs.folders import Found
+    from bench.runs.means import Line
+    from bench.runs.records import Record
     from bench.spec import Metric, Row
 
 _LARGEST = 2 * 2**20
@@ -55,9 +55,9 @@ def report(arguments: list[str]) -> None:
     if to.suffix.lower() not in (".html", ".htm"):
         raise UsageError(f"--to {chosen.to}: the name of the report must end in .html")
 
-    from bench.files import write
-    from bench.means import lines
-    from bench.runs import gather
+    from bench.runs.folders import gather
+    from bench.runs.means import lines
+    from bench.system.files import write
 
     runs, again = gather([Path(name) for name in chosen.RUN])
     say_twice(again)
@@ -99,8 +99,8 @@ def _some(names: Sequence[str], kind: str) -> str:
 
 def _section(title: str, lines: Sequence[Line]) -> dict[str, Any]:
     """The runs of one protocol, methods beside each other."""
-    from bench.catalogue import misleads
-    from bench.runner import task_of
+    from bench.runs.catalogue import misleads
+    from bench.runs.runner import task_of
 
     records = [record for line in lines for record in line.records]
     first = records[0]
@@ -226,7 +226,7 @@ def _figures(runs: Iterable[Found], task: Any) -> tuple[list[dict[str, str]], st
 
     Those that lie beside the record, else those that its task draws of its arrays.
     """
-    from bench.leaderboard.against import arrays_of
+    from bench.leaderboard.rank.against import arrays_of
 
     for run in runs:
         if run.record is None or run.record.status != "completed":
@@ -260,9 +260,10 @@ def _svg(path: Path) -> bytes:
 
 
 def _redrawn(directory: Path, path: Path) -> dict[str, bytes]:
-    from bench import figures, registry
-    from bench.records import read_record
-    from bench.runner import load_scores
+    from bench import figures
+    from bench.runs import registry
+    from bench.runs.records import read_record
+    from bench.runs.runner import load_scores
 
     task, arrays = load_scores(directory, path)
     with registry.defects(f"the figures of {directory}"), tempfile.TemporaryDirectory() as folder:
@@ -273,7 +274,7 @@ def _redrawn(directory: Path, path: Path) -> dict[str, bytes]:
 
 def _curves(runs: Iterable[Found]) -> list[dict[str, Any]]:
     """A chart of every curve of `curves.csv`, a colour a series, a line a seed."""
-    from bench.records import read_curves
+    from bench.runs.records import read_curves
 
     rows: dict[str, dict[str, list[list[Row]]]] = {}
     for run in runs:

@@ -15,7 +15,7 @@ from bench.errors import BenchError, UsageError
 
 if TYPE_CHECKING:
     from bench.contract import FinishedRun
-    from bench.records import Record
+    from bench.runs.records import Record
     from bench.spec import Metric
 
 
@@ -26,8 +26,8 @@ _GONE = "no metric of the task as it is now"
 
 def metrics_of(record: Record) -> tuple[Mapping[str, Metric], str]:
     """What the record's task says of its metrics; where the task is not known here, nothing, and why."""
-    from bench.registry import defects
-    from bench.runner import task_of
+    from bench.runs.registry import defects
+    from bench.runs.runner import task_of
 
     try:
         with defects(f"the spec of {record.task.name}"):
@@ -57,7 +57,7 @@ def say_twice(again: Iterable[Path]) -> None:
 
 def _runs(names: list[str]) -> list[Path]:
     """Directories of runs, each once; says which were given twice."""
-    from bench.runs import distinct
+    from bench.runs.folders import distinct
 
     once, again = distinct(map(Path, names))
     say_twice(again)
@@ -67,7 +67,7 @@ def _runs(names: list[str]) -> list[Path]:
 def print_record(directory: Path, console: Console) -> None:
     """Prints the record of a run: metrics, cost, and how far its samplers mixed."""
     from bench.diagnostics import mixed
-    from bench.records import read_record
+    from bench.runs.records import read_record
 
     record = read_record(directory)
     title = f"{record.method.identity} on {record.task.identity}, {record.preset}, seed {record.seed}"
@@ -129,7 +129,7 @@ def show(arguments: list[str]) -> None:
     add_format(parser)
     chosen = parser.parse_args(arguments)
 
-    from bench.records import read_record
+    from bench.runs.records import read_record
 
     records = {directory: read_record(directory) for directory in _runs(chosen.RUN)}
     if chosen.format != "table":
@@ -165,7 +165,7 @@ def draw(arguments: list[str]) -> None:
     if chosen.format != "table":
         raise UsageError(f"--format {chosen.format}: bench figures prints a table only with --to")
 
-    from bench.runner import redraw
+    from bench.runs.runner import redraw
 
     for directory in _runs(chosen.RUN):
         for path in redraw(directory):
@@ -178,8 +178,8 @@ def _draw_together(directories: list[Path], folder: Path, form: Format) -> None:
     Where the table is for programs, it alone is on standard output.
     """
     from bench import figures
-    from bench.registry import defects
-    from bench.runner import finished
+    from bench.runs.registry import defects
+    from bench.runs.runner import finished
 
     groups: dict[Any, list[FinishedRun]] = {}
     for directory in directories:
@@ -226,7 +226,7 @@ def record(arguments: list[str]) -> None:
     add_imports(parser)
     chosen = parser.parse_args(arguments)
 
-    from bench.leaderboard.entries import RECORDS, add
+    from bench.leaderboard.evidence.entries import RECORDS, add
 
     to = RECORDS if chosen.to is None else Path(chosen.to)
     for directory in _runs(chosen.RUN):
@@ -250,7 +250,7 @@ def reference(arguments: list[str]) -> None:
     add_imports(parser)
     chosen = parser.parse_args(arguments)
 
-    from bench.leaderboard.references import add
+    from bench.leaderboard.evidence.references import add
 
     to = None if chosen.to is None else Path(chosen.to)
     for directory in _runs(chosen.RUN):

@@ -10,14 +10,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from bench import registry
 from bench.commands.costing import tell_cost
 from bench.commands.formats import add_format, write
 from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, output
 from bench.commands.results import ASIDE, metric_rows, print_record
 from bench.errors import UsageError
-from bench.index import kept
-from bench.plan import Logger, Options, Plan
+from bench.runs import registry
+from bench.runs.index import kept
+from bench.runs.plan import Logger, Options, Plan
 from bench.settings import build, read_yaml
 
 _TABLES = ("method", "task", "trainer")
@@ -110,7 +110,7 @@ def _run_parser(method: str | None, task: str | None, preset: str) -> Parser:
     )
     add_format(parser)
     if method is not None and task is not None:
-        from bench.engine import TrainerOptions
+        from bench.engine.engine import TrainerOptions
 
         registry.import_own(method, task)
         m, t = registry.method(method), registry.task(task)
@@ -161,8 +161,8 @@ def run(arguments: list[str]) -> None:
     _refuse_unknown_flags(words, flags)
     chosen = _run_parser(method, task, preset).parse_args(arguments)
 
-    from bench import runner
-    from bench.progress import shown
+    from bench.runs import runner
+    from bench.runs.progress import shown
 
     given = {}
     defaults_m, defaults_t, _ = registry.preset_values(registry.method(method), registry.task(task), preset)

@@ -10,17 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench import registry
 from bench.commands.costing import tell_costs
 from bench.commands.formats import Row, add_format, drawn, plain, write
 from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, folder, output
 from bench.errors import BenchError, Diverged, UsageError
-from bench.plan import Plan
+from bench.runs import registry
+from bench.runs.plan import Plan
 from bench.settings import build
-from bench.workers import Cluster
+from bench.sweep.workers import Cluster
 
 if TYPE_CHECKING:
-    from bench.sweep import Outcome
+    from bench.sweep.sweep import Outcome
 
 
 _LISTS = ("methods", "tasks", "seeds", "preset", "members")
@@ -69,9 +69,9 @@ def sweep(arguments: list[str]) -> int:
     add_format(parser)
     chosen = parser.parse_args(rest)
 
-    from bench.cells import write_plan
-    from bench.sweep import cells as cells_of
-    from bench.sweep import distinct, read
+    from bench.sweep.cells import write_plan
+    from bench.sweep.sweep import cells as cells_of
+    from bench.sweep.sweep import distinct, read
 
     _pin_threads(chosen)
     common = {name: chosen[name] for name in ("out", "data_dir", "threads", "force")}
@@ -157,8 +157,8 @@ def _on_workers(chosen: Any) -> Iterator[Callable[[list[Plan]], list[Outcome]] |
         yield None
         return
 
-    from bench.dispatch import chosen_workers, run_all
-    from bench.sweep_view import watched
+    from bench.commands.sweep_view import watched
+    from bench.sweep.dispatch import chosen_workers, run_all
 
     cluster = build(Cluster, vars(chosen.cluster), "cluster")
     workers = chosen_workers(chosen.workers, chosen.threads, cluster, Path(chosen.out))
@@ -168,9 +168,9 @@ def _on_workers(chosen: Any) -> Iterator[Callable[[list[Plan]], list[Outcome]] |
 
 def _one_after_another(cells: list[Plan]) -> list[Outcome]:
     """Runs cells in this process."""
-    from bench.cells import Note
-    from bench.progress import shown
-    from bench.sweep import run_cell, settled
+    from bench.runs.progress import shown
+    from bench.sweep.cells import Note
+    from bench.sweep.sweep import run_cell, settled
 
     outcomes = []
     for number, cell in enumerate(cells, 1):
@@ -248,9 +248,9 @@ def _status(arguments: list[str]) -> int:
     add_format(parser)
     chosen = parser.parse_args(arguments)
 
-    from bench.cells import standings
-    from bench.progress import duration
-    from bench.sweep_view import share_of, summary
+    from bench.commands.sweep_view import share_of, summary
+    from bench.runs.progress import duration
+    from bench.sweep.cells import standings
 
     found = standings(Path(chosen.DIR))
     rows: list[Row] = [
@@ -339,9 +339,9 @@ def tune(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     registry.refuse_unknown(chosen.METHOD, chosen.TASK)
 
-    from bench.progress import shown
-    from bench.tune import Sampler, unequal_budgets
-    from bench.tune import tune as search
+    from bench.runs.progress import shown
+    from bench.sweep.tune import Sampler, unequal_budgets
+    from bench.sweep.tune import tune as search
 
     registry.import_own(chosen.METHOD, chosen.TASK)
     registry.method(chosen.METHOD), registry.task(chosen.TASK)  # before a warning that speaks of them

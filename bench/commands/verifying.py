@@ -24,7 +24,7 @@ def verify(arguments: list[str]) -> int:
     )
     chosen = parser.parse_args(arguments)
 
-    from bench.leaderboard.verify import verify
+    from bench.leaderboard.check.verify import verify
 
     verdict = verify(chosen.DIR, chosen.data_dir)
     if chosen.json:

@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bench import augmentation, places
+from bench import augmentation
 from bench.contract import Stored, Task
 from bench.data import array_digest
+from bench.system import places
 
 if TYPE_CHECKING:
-    from bench.photographs import Photographs
+    from bench.photographs.photographs import Photographs
 
 SICK = 2
 """The lowest severity of an eye that is called sick."""
@@ -89,7 +90,7 @@ class PhotographTask(Task):
 
     def _prepared(self, dataset: str) -> Photographs:
         """Prepared photographs; synthetic ones are made and prepared unless as many are there."""
-        from bench import photographs, preparing  # here, since to score a run takes none of them
+        from bench.photographs import photographs, preparing  # here, since to score a run takes none of them
 
         own = self.settings
         size = own.size, own.preprocess
@@ -99,7 +100,7 @@ class PhotographTask(Task):
             found = photographs.prepared(dataset, self.data_dir, *size)
             if len(found.names) + len(found.bad) == own.images:
                 return found
-        from bench import fundus
+        from bench.photographs import fundus
 
         made = fundus.find_or_make(self.data_dir, own.images, own.size, seed=0)
         return preparing.prepare(dataset, made, made, *size)

@@ -3,7 +3,7 @@
 A reference is two files of `tasks/references/`: `<target>.safetensors`, the arrays that the task says are its
 reference, and `<target>.json`, where they come from. `Task.target` names the posterior; settings that change
 the budget of a run alone are not in it, so that runs under any of them are compared with the same reference.
-Tasks read references here; `bench.leaderboard.references` makes them of runs.
+Tasks read references here; `bench.leaderboard.evidence.references` makes them of runs.
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def strengths(run: FinishedRun) -> np.ndarray | None:
     own = run.task.settings
     if own.dataset != "retinopathy_synthetic" or own.shift != "none":
         return None
-    from bench import fundus  # here, since other data need none of it
+    from bench.photographs import fundus  # here, since other data need none of it
 
     patients, found = own.images // 2, {}
     for patient in range(1, patients + 1):

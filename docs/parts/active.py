@@ -27,7 +27,7 @@ from bench import metrics
 from bench.contract import FinishedRun
 from bench.intervals import differences
 from bench.predictions import Categorical
-from bench.records import Record
+from bench.runs.records import Record
 from bench.studies import acquisition, active, testing
 from bench.tasks.active_learning import START
 from bench.tasks.active_testing import losses_and_scores

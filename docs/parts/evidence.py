@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from bench import figures, runner
+from bench import figures
 from bench.contract import Comparison, FinishedRun
 from bench.intervals import student
-from bench.leaderboard import entries
-from bench.leaderboard.store import run_arrays
-from bench.records import Record
+from bench.leaderboard.evidence import entries
+from bench.leaderboard.evidence.store import run_arrays
+from bench.runs import runner
+from bench.runs.records import Record
 
 ROOT = Path(__file__).parent.parent.parent
 

@@ -21,11 +21,12 @@ from parts.evidence import (
     table,
 )
 
-from bench import figures, registry
+from bench import figures
 from bench.contract import FinishedRun
 from bench.diagnostics import mixed
 from bench.intervals import differences, student
-from bench.registry import methods
+from bench.runs import registry
+from bench.runs.registry import methods
 
 CONTESTANTS = {
     "bench.peers.LaplaceTorch+learning_rate=0.01,optimizer=amsgrad": "laplace+curvature=full",

@@ -8,8 +8,8 @@ from functools import cache
 import numpy as np
 from parts.evidence import ROOT, Part, or_none, table
 
-from bench.leaderboard import findings
-from bench.leaderboard.findings import Claim, Finding, Word
+from bench.leaderboard.evidence import findings
+from bench.leaderboard.evidence.findings import Claim, Finding, Word
 
 CLAIMS = ROOT / "docs" / "findings.yaml"
 

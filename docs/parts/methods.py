@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 from parts.evidence import ROOT, Part, table
 
-from bench import registry, tune
 from bench.contract import CAPABILITIES
-from bench.leaderboard import codes
-from bench.registry import methods
+from bench.leaderboard.check import codes
+from bench.runs import registry
+from bench.runs.registry import methods
+from bench.sweep import tune
 
 SPEED = ROOT / "benchmarks" / "peers.json"
 

@@ -27,8 +27,8 @@ from parts.evidence import (
 
 from bench.diagnostics import mixed
 from bench.intervals import Moments, differences, student, welch
-from bench.leaderboard import ranking
-from bench.registry import methods
+from bench.leaderboard.rank import ranking
+from bench.runs.registry import methods
 
 PASSES = ROOT / "benchmarks" / "passes.json"
 

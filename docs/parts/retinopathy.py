@@ -21,9 +21,9 @@ from parts.evidence import (
 )
 from PIL import Image, ImageDraw
 
-from bench import fundus, fundus_population
 from bench.comparison import by_task
 from bench.contract import FinishedRun
+from bench.photographs import fundus, fundus_population
 from bench.studies import referral, referral_comparison
 
 

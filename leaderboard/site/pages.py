@@ -18,14 +18,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 import bench
 from bench.errors import UsageError
-from bench.files import write as write_file
-from bench.files import writing
-from bench.leaderboard.board import Board
-from bench.leaderboard.pairing import MOST, pair
-from bench.leaderboard.rows import EntryRow, Table
+from bench.leaderboard.evidence.submission import OURS
+from bench.leaderboard.rank.board import Board
+from bench.leaderboard.rank.pairing import MOST, pair
+from bench.leaderboard.rank.rows import EntryRow, Table
 from bench.leaderboard.site import words
-from bench.leaderboard.submission import OURS
-from bench.registry import nearest
+from bench.runs.registry import nearest
+from bench.system.files import write as write_file
+from bench.system.files import writing
 
 MARK = "board.json"
 """By it a folder is known to be a board's, which may be replaced."""

@@ -30,7 +30,7 @@ from bench import contract, likelihoods, predictions
 from bench.contract import CAPABILITIES, OF_WEIGHTS, Batch, Budget, Method, Prediction, Problem
 from bench.diagnostics import effective_sample_size
 from bench.divergence import log_prob
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.settings import build
 from bench.weights import forward, ravel

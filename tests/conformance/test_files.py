@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import registry
+from bench.runs import registry
 
 TESTS = Path(__file__).parent.parent
 

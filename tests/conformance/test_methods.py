@@ -7,8 +7,8 @@ import pytest
 from conformance import laws, problems
 from conformance.laws import Case
 
-from bench import registry
 from bench.contract import Method
+from bench.runs import registry
 
 ALL = problems.PROBLEMS | problems.UNUSUAL
 

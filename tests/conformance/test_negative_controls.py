@@ -12,10 +12,10 @@ import torch
 from conformance import laws, problems
 from conformance.laws import Case
 
-from bench import checkpoints
 from bench.batches import StoredBatches
 from bench.contract import Budget
 from bench.divergence import log_prob
+from bench.engine import checkpoints
 from bench.methods.linear import Linear
 from bench.methods.map import MAP
 from bench.methods.mc_dropout import MCDropout

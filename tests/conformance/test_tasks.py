@@ -31,12 +31,14 @@ from drawn import half_counts, names_in_legends, texts, unnamed
 from given import GIVEN, flags
 
 import bench
-from bench import cifar, cli, data, figures, photographs, records, registry, tables
-from bench.catalogue import misleads
+from bench import cifar, cli, data, figures, tables
 from bench.contract import CAPABILITIES, Row, Undefined
 from bench.data import array_digest
 from bench.errors import BenchError, UsageError
-from bench.runner import finished, load_scores
+from bench.photographs import photographs
+from bench.runs import records, registry
+from bench.runs.catalogue import misleads
+from bench.runs.runner import finished, load_scores
 from bench.spec import misfit
 from bench.studies import references
 

@@ -10,9 +10,10 @@ import torch
 from conformance import moons, truth
 from torch.utils.data import TensorDataset
 
-from bench import photographs, registry
 from bench.contract import Budget
 from bench.errors import UsageError
+from bench.photographs import photographs
+from bench.runs import registry
 from bench.studies import active
 from bench.tasks.active_learning import ActiveLearning
 from bench.tasks.split_mnist import SplitMNIST

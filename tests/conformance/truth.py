@@ -35,11 +35,12 @@ from given import GIVEN
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import cifar, data, registry, tables
+from bench import cifar, data, tables
 from bench.contract import Arrays, Problem, Task
 from bench.data import array_digest
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
+from bench.runs import registry
 from bench.studies import active, references
 
 SMALLEST = {

@@ -13,13 +13,14 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 
-from bench import metrics, registry
+from bench import metrics
 from bench.data import array_digest
-from bench.leaderboard.scoring import pose
-from bench.leaderboard.submission import runs_in
-from bench.records import Record, read_record, split_metrics
+from bench.leaderboard.check.scoring import pose
+from bench.leaderboard.evidence.submission import runs_in
+from bench.runs import registry
+from bench.runs.records import Record, read_record, split_metrics
 from bench.settings import build
-from bench.source import source_hash
+from bench.system.source import source_hash
 
 ENVIRONMENT = {
     "python": "3.11.7",

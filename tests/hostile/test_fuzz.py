@@ -8,8 +8,8 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.leaderboard import reading
-from bench.leaderboard.codes import Rejected
+from bench.leaderboard.check import reading
+from bench.leaderboard.check.codes import Rejected
 from bench.text import escaped, hidden
 
 QUICK = settings(max_examples=200, deadline=None, derandomize=True)

@@ -15,11 +15,11 @@ from hostile import corpus, submissions
 from hostile.submissions import change, change_arrays
 
 from bench import cli
-from bench.leaderboard import children, codes, scoring, structure, verify
-from bench.leaderboard.codes import CODES, Rejected
-from bench.leaderboard.store import STORE
-from bench.leaderboard.submission import NAME
-from bench.records import read_record
+from bench.leaderboard.check import children, codes, scoring, structure, verify
+from bench.leaderboard.check.codes import CODES, Rejected
+from bench.leaderboard.evidence.store import STORE
+from bench.leaderboard.evidence.submission import NAME
+from bench.runs.records import read_record
 
 RUN = corpus.RUN
 
@@ -476,7 +476,7 @@ def test_structure_takes_little_time_and_memory(accepted, tmp_path):
         make(Path(shutil.copytree(accepted, tmp_path / name / "honest")))
     measure = """
 import json, resource, sys
-from bench.leaderboard.verify import verify
+from bench.leaderboard.check.verify import verify
 found = {}
 for name in sys.argv[2:]:
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -506,7 +506,7 @@ print(json.dumps([found, after.ru_maxrss]))
 
 CONFINED = """
 import json, os, socket, subprocess, sys
-from bench.leaderboard.children import confine
+from bench.leaderboard.check.children import confine
 confine(60, 2**26)
 def tried(what):
     try:

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 from bench import likelihoods, networks, priors
 from bench.contract import Budget, Problem
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 
 FEW = {"generator_steps": 20, "generator_hidden": 16, "generator_latent": 3}
 """Settings of a generator that is trained in no time."""

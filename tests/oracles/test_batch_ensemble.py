@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from bench import priors, resnet
 from bench.contract import JOINT, Batch, Budget
 from bench.divergence import log_prob
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.methods.batch_ensemble import BatchEnsemble, Settings
 from bench.methods.map import MAP
 from bench.methods.map import Settings as MAPSettings

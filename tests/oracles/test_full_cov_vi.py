@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from bench import priors
 from bench.contract import JOINT, Batch, Budget
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.methods.full_cov_vi import FullCovVI, FullNormal, Settings
 from bench.methods.linear import Linear

@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 from bench import likelihoods, priors, randomness
 from bench.contract import JOINT, Batch, Budget, Problem
 from bench.diagnostics import FROZEN, RHAT_LIMIT, effective_sample_size, mixed
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.methods import hmc
 from bench.methods.hmc import HMC, Settings, kinetic_energy, leapfrog

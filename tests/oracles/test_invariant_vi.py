@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 from bench import likelihoods, priors
 from bench.contract import Batch, Budget, Problem
 from bench.divergence import divergence
-from bench.engine import Engine
+from bench.engine.engine import Engine
 from bench.errors import UsageError
 from bench.methods import mfvi
 from bench.methods.invariant_vi import InvariantVI, Settings, passed_on_divergence

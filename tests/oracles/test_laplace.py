@@ -19,7 +19,7 @@ from torch.utils.data import TensorDataset
 from bench import likelihoods, priors
 from bench.contract import JOINT, Batch, Budget, Problem
 from bench.divergence import log_prob
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.methods.laplace import Laplace, Settings
 from bench.weights import ravel, unravel

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from bench import likelihoods, networks, priors
 from bench import weights as weights_module
 from bench.contract import JOINT, Batch, Budget, Problem
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.methods.linear import Linear, Settings
 

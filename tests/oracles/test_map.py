@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 
 from bench import likelihoods, priors
 from bench.contract import Batch, Budget, Problem
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.methods.map import MAP, Settings
 
 SIGMA, STD, MEAN = 0.5, 0.7, 0.2

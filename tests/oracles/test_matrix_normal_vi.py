@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 from bench import likelihoods, priors
 from bench.contract import Batch, Budget, Problem
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.methods.linear import Linear
 from bench.methods.linear import Settings as LinearSettings

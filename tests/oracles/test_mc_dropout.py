@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from bench import networks
 from bench.contract import Batch, Budget
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.methods import map as map_module
 from bench.methods import mc_dropout
 from bench.networks import Dropout, dropout_masks

@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 from bench import priors
 from bench.contract import Batch, Budget
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.methods.mfvi import MFVI, Settings
 
 

@@ -14,12 +14,12 @@ from oracles import flows
 from torch.testing import assert_close
 
 import bench
-from bench import registry
 from bench.contract import Batch, Budget
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.families.flow import CouplingFlow
 from bench.methods.nf_gamma import GeneralizedGamma, NFGamma, Settings, expected_log_prob
+from bench.runs import registry
 
 SOURCES = pytest.mark.parametrize(
     "source", [(0.7, 1.0, 2.0), (1.0, 5.0, 50.0), (2.5, 0.5, 0.4), (100.0, 5.0, 100.0), (10.0, 1.0, 100.0)]

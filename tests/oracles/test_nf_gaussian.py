@@ -12,11 +12,11 @@ from conformance import laws, problems
 from oracles import flows
 from torch.testing import assert_close
 
-from bench import registry
 from bench.contract import Budget
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.methods.nf_gaussian import NFGaussian, Settings
+from bench.runs import registry
 
 
 def fitted(problem, **values):

@@ -21,7 +21,7 @@ from torch.testing import assert_close
 from bench import likelihoods, priors
 from bench.contract import Batch, Budget
 from bench.divergence import divergence
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.methods.radial import (
     Radial,
     RadialNormal,

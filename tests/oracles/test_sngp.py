@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from bench import likelihoods, networks, priors, resnet
 from bench.batches import batches
 from bench.contract import JOINT, Batch, Budget, Problem
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.methods.sngp import SNGP, Head, Settings, _power_iterations
 

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 
 from bench import likelihoods, priors
 from bench.contract import Batch, Budget, Problem
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.methods.map import MAP
 from bench.methods.map import Settings as MAPSettings
 from bench.methods.svgd import SVGD, Settings, direction

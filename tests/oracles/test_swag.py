@@ -8,7 +8,7 @@ from oracles import linear
 from torch.testing import assert_close
 
 from bench.contract import Budget
-from bench.engine import Engine, TrainerOptions
+from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.methods.swag import NAMES, SWAG, Moments, Settings
 from bench.settings import build

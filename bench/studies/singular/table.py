@@ -52,7 +52,7 @@ class Published(NamedTuple):
 @cache
 def published() -> tuple[Published, ...]:
     """All 176 rows of Tables 2, 3 and 4, in their order."""
-    text = (files("bench") / "published" / "singular_evidence.csv").read_text()
+    text = (files("bench.studies") / "published" / "singular_evidence.csv").read_text()
     return tuple(
         Published(
             int(row["table"]),

@@ -1,0 +1,135 @@
+"""Checkpoints: files that are written whole, and are checked before anything in them is used.
+
+A checkpoint holds tensors and plain numbers in the format of `torch.save`, and ends with the SHA-256 of what
+stands before it. torch alone would read a file with a flipped byte without a word.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.contract import Method
+from bench.errors import BenchError, UsageError
+from bench.system import files
+
+_DIGEST = hashlib.sha256().digest_size
+
+
+class Damaged(UsageError):
+    """A checkpoint that is not as it was written; `path` says which."""
+
+    def __init__(self, path: Path) -> None:
+        reason = "its content does not have the SHA-256 at its end"
+        super().__init__(f"{path} is damaged: {reason}; bench run --force makes the run anew")
+        self.path = path
+
+    def __reduce__(self) -> tuple[type[Damaged], tuple[Path]]:
+        return Damaged, (self.path,)
+
+
+def save(content: dict[str, Any], path: Path) -> None:
+    """Writes a checkpoint in one step: the file is whole or not there.
+
+    Raises:
+        OutputError: If it cannot be written.
+    """
+    archive = io.BytesIO()
+    torch.save(content, archive)
+    archive.write(hashlib.sha256(archive.getbuffer()).digest())
+    files.write(path, archive.getvalue())
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What `save` has written, on the CPU.
+
+    Raises:
+        Damaged: If it was not written so.
+        UsageError: If it cannot be read.
+    """
+    with fitting(path):
+        content = path.read_bytes()
+        if hashlib.sha256(memoryview(content)[:-_DIGEST]).digest() != content[-_DIGEST:]:
+            raise Damaged(path)
+        found: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")
+        return found
+
+
+@contextmanager
+def fitting(path: Path) -> Iterator[None]:
+    """Around what reads a checkpoint and puts it to use.
+
+    Raises:
+        UsageError: One line that names the file, in place of what is raised at one of another layout.
+    """
+    try:
+        yield
+    except (BenchError, MemoryError):
+        raise
+    except Exception as error:  # of torch, Lightning or a method
+        first = (str(error).strip().splitlines() or [""])[0]
+        reason = f"{type(error).__name__}: {first}"
+        raise UsageError(f"{path} does not fit: {reason}; bench run --force makes the run anew") from None
+
+
+def keep(method: Method, fit: dict[str, Any], path: Path) -> None:
+    """Writes the checkpoint of a finished fit; that of the unfinished fit goes.
+
+    Args:
+        method: After the fit.
+        fit: What the record says of the fit.
+        path: Where to.
+    """
+    save(content(method, fit), path)
+    forget(partial(path))
+
+
+def restore(method: Method, path: Path) -> dict[str, Any]:
+    """Gives a new method the state that `keep` has written; returns what the record says of the fit.
+
+    Raises:
+        Damaged: If it was not written so; the method is then as it was.
+        UsageError: If it was written for another method.
+    """
+    checkpoint = read(path)
+    with fitting(path):
+        return give(method, checkpoint)
+
+
+def content(method: Method, fit: dict[str, Any]) -> dict[str, Any]:
+    """All that a fit is, and what the record says of it."""
+    checkpoint = {"state_dict": method.state_dict(), "fit": fit, "diverged": method.diverged}
+    method.on_save_checkpoint(checkpoint)
+    return checkpoint
+
+
+def give(method: Method, content: dict[str, Any]) -> dict[str, Any]:
+    """Gives a method, new or of the same fit, a content; returns what the record says of the fit."""
+    method.load_state_dict(content["state_dict"])
+    method.on_load_checkpoint(content)
+    method.diverged = content["diverged"]
+    fit: dict[str, Any] = content["fit"]
+    return fit
+
+
+def name(count: int, stage: str) -> str:
+    """The file of the `count`-th fit of a run; its stage stands in it for the reader's sake."""
+    return f"{count:03d}-{re.sub('[^a-z0-9]+', '-', stage.lower())}.ckpt"
+
+
+def partial(path: Path) -> Path:
+    """The file that holds a fit while it is unfinished; `path` is that of its checkpoint afterwards."""
+    return path.with_name(f"{path.name.removesuffix('.ckpt')}.partial")
+
+
+def forget(path: Path) -> None:
+    """Removes a checkpoint, and what a process that was killed while writing it has left."""
+    path.unlink(missing_ok=True)
+    files.temporary(path).unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Photographs on disk: their sources, preparing and reading them, and eyes that are drawn."""

@@ -1,0 +1,428 @@
+"""Tuning: as many configurations for one method as for another, chosen on validation data alone.
+
+A method's file says what may be tuned, `SEARCH`: setting -> range. A range is
+
+    (low, high, "log") or (low, high, "linear")    a number between them, a whole one if both ends are
+    [first, second, ...]                           one of these
+
+Configuration 0 is what the method is without tuning; each other one is drawn from the seed and its number
+alone, so that a larger budget extends a smaller one. The criterion is the metric that the task names as
+`Spec.validation_metric`, as the run logged it; a configuration that diverges or fails counts as tried and is
+never chosen. What was found lies in `bench/runs/presets/tuned/<task>/<method>.json`, where the preset
+`standard` finds it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import shutil
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal
+
+import pydantic
+import torch
+
+from bench import randomness
+from bench.contract import Spec
+from bench.errors import BenchError, DataError, UsageError
+from bench.runs import records, registry
+from bench.runs.plan import Plan
+from bench.runs.registry import Entry
+from bench.runs.runner import Observer
+from bench.settings import build
+from bench.sweep.sweep import Outcome, run_cell
+from bench.system.files import write, writing
+
+
+class _Part(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Configuration(_Part):
+    """One configuration: the settings that are searched, and the criterion, null unless it completed."""
+
+    number: int
+    settings: dict[str, Any]
+    status: Literal["completed", "diverged", "failed", "refused"]
+    reason: str | None
+    value: float | None
+    seconds: float
+    steps: int
+
+
+class Criterion(_Part):
+    """What was looked at: a metric on validation data."""
+
+    metric: str
+    higher_is_better: bool
+
+
+class Sampler(_Part):
+    """Who draws the configurations.
+
+    Attributes:
+        name: random, each from the seed and its number alone, or `bench.sweep.tpe`, given those of
+            earlier rounds.
+        round: Of tpe, how many configurations are drawn, and may be run, at a time.
+    """
+
+    name: Literal["random", "tpe"] = "random"
+    round: int = 1
+
+
+class Tuning(_Part):
+    """What a search tried and chose; `chosen` holds every setting that the method's name leaves open."""
+
+    schema_version: Literal[1]
+    method: str
+    task: str
+    task_version: int
+    data_digest: str
+    budget: int
+    seed: int
+    preset: str
+    search: dict[str, dict[str, Any]]
+    sampler: Sampler = Sampler()
+    criterion: Criterion
+    configurations: list[Configuration]
+    chosen_number: int
+    chosen: dict[str, Any]
+    created: str
+    provenance: records.Provenance
+    environments: list[records.Environment]
+
+
+def read(path: Path) -> Tuning:
+    """Reads the result of a search.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    try:
+        return Tuning.model_validate_json(path.read_bytes())
+    except (OSError, pydantic.ValidationError):
+        raise UsageError(f"{path} is no result of bench tune: remove it or tune again") from None
+
+
+# -------------------------------------------------------------------------------------------- search space
+
+
+def search_space(method: Entry) -> dict[str, Any]:
+    """The method's `SEARCH`, without the settings that its name fixes.
+
+    Raises:
+        UsageError: If there is none, or a range is none.
+    """
+    search = {name: range_ for name, range_ in method.search.items() if name not in method.fixed}
+    if not search:
+        raise UsageError(f"{method.name} cannot be tuned: its file declares no SEARCH")
+    for name, range_ in search.items():
+        if not _is_range(range_):
+            kinds = "(low, high, 'log'), (low, high, 'linear') or a list"
+            raise UsageError(f"SEARCH of {method.name}: {name}: {range_}: must be {kinds}")
+        for value in range_ if isinstance(range_, list) else range_[:2]:
+            try:
+                build(method.cls.settings_class, {**method.fixed, name: value}, "method")
+            except UsageError as error:
+                raise UsageError(f"SEARCH of {method.name}: {error}") from None
+    return search
+
+
+def _is_range(range_: Any) -> bool:
+    if isinstance(range_, list):
+        return bool(range_)
+    if not (isinstance(range_, tuple) and len(range_) == 3 and range_[2] in ("log", "linear")):
+        return False
+    low, high, scale = range_
+    numbers = all(type(end) in (int, float) and math.isfinite(end) for end in (low, high))
+    return numbers and low < high and (low > 0 or scale == "linear")
+
+
+def draw(search: Mapping[str, Any], seed: int, number: int) -> dict[str, Any]:
+    """The values of a configuration; numbers that are not whole have three digits."""
+    return {name: _drawn(range_, seed, number, name) for name, range_ in search.items()}
+
+
+def _drawn(range_: Any, seed: int, number: int, name: str) -> Any:
+    generator = randomness.generator(seed, "tune", number, name)
+    share = torch.rand((), dtype=torch.float64, generator=generator).item()
+    if isinstance(range_, list):
+        return range_[int(share * len(range_))]
+    low, high, scale = range_
+    whole = isinstance(low, int) and isinstance(high, int)
+    top = high + 1 if whole else high
+    value = low * (top / low) ** share if scale == "log" else low + (top - low) * share
+    return _rounded(range_, int(value) if whole else value)
+
+
+def _rounded(range_: Any, value: Any) -> Any:
+    """A value as configurations have it: of a number that is not whole three digits, in its range."""
+    if isinstance(range_, list):
+        return value
+    return min(max(float(f"{value:.3g}") if isinstance(value, float) else value, range_[0]), range_[1])
+
+
+def _described(range_: Any) -> dict[str, Any]:
+    if isinstance(range_, list):
+        return {"choices": range_}
+    return dict(zip(("low", "high", "scale"), range_, strict=True))
+
+
+# ------------------------------------------------------------------------------------------------- search
+
+
+Watch = Callable[[str], AbstractContextManager[Observer]]
+"""Given the title of a run, a context whose value observes the run."""
+
+
+Run = Callable[[list[Plan]], list[Outcome]]
+"""Runs cells anywhere, and gives their outcomes in the same order."""
+
+
+def tune(
+    plan: Plan,
+    budget: int,
+    to: Path = registry.TUNED,
+    watch: Watch = lambda title: nullcontext(lambda *_: None),
+    sampler: Sampler | None = None,
+    run: Run | None = None,
+) -> Tuning:
+    """Runs the configurations of a budget and writes what was found; what `bench tune` does.
+
+    Args:
+        plan: Method, task and preset (standard, or smoke, of which nothing is written), the seed of the draws
+            and of every run, and how to run; no settings and no members. Runs lie in the folder `tuning` of
+            its `out`, and finished ones are used again; `force` runs failed configurations and those of
+            another source again, and replaces any earlier result.
+        budget: Configurations, the untuned one among them; at least 2.
+        to: Folder of results.
+        watch: Observes the runs that this process makes.
+        sampler: Who draws the configurations; the random search unless given.
+        run: Runs the cells in place of this process.
+
+    Raises:
+        UsageError: If this pair cannot be tuned, or an earlier search stands in the way.
+        DataError: If the task's data cannot be had.
+        BenchError: If no configuration completed.
+        OutputError: If the results cannot be written.
+    """
+    if budget < 2:
+        raise UsageError(f"--budget {budget}: must be 2 or more; the first configuration is the untuned one")
+    sampler = sampler or Sampler()
+    first = budget if sampler.name == "random" else min(budget, _tpe().STARTUP)
+    with registry.untuned():
+        search = _search(plan, first)
+        path = registry.tuned_path(plan.method, plan.task, to)
+        if plan.preset != "smoke" and path.exists() and not plan.force:
+            _must_extend(path, budget, plan.seed, search.described, sampler)
+        now = records.provenance(search.method_file, None)
+        outcomes: list[Outcome] = []
+        while True:
+            new = search.cells[len(outcomes) :]
+            _make_room([cell.out / cell.choice().directory(plan.seed) for cell in new], now, plan.force)
+            outcomes += _decided(run(new)) if run else _run_all(new, watch, len(outcomes), budget)
+            if len(outcomes) == budget:
+                break
+            _extend(search, plan, outcomes, min(sampler.round, budget - len(outcomes)))
+    if any(_is_of_another_source(o.record, now) for o in outcomes if o.record):
+        raise UsageError("the source changed during the search; --force runs what is of another source again")
+    result = _chosen(plan, search, outcomes, now, sampler)
+    if plan.preset != "smoke":
+        write(path, (result.model_dump_json(indent=2) + "\n").encode())
+    return result
+
+
+def unequal_budgets(method: str, task: str, budget: int, to: Path) -> str | None:
+    """One line if another method has another budget on the task; None if all are equal."""
+    own = registry.tuned_path(method, task, to)
+    others = [read(path) for path in sorted(own.parent.glob("*.json")) if path != own]
+    different = [f"{other.method} {other.budget}" for other in others if other.budget != budget]
+    if not different:
+        return None
+    return f"unequal budgets on {task} cannot be compared: {method} {budget}, {', '.join(different)}"
+
+
+# -------------------------------------------------------------------------------------------------- parts
+
+
+@dataclass(frozen=True)
+class _Search:
+    """What is tried: a plan for every configuration, and the values in which they differ.
+
+    `open_settings` are all that the method's name leaves open, as they are without tuning; `described` is the
+    search space as the result keeps it.
+    """
+
+    method_file: Path
+    spec: Spec
+    criterion: Criterion
+    open_settings: dict[str, Any]
+    space: dict[str, Any]
+    described: dict[str, dict[str, Any]]
+    drawn: list[dict[str, Any]]
+    cells: list[Plan]
+
+
+def _search(plan: Plan, budget: int) -> _Search:
+    """The configurations of a budget.
+
+    Raises:
+        UsageError: If the method cannot be tuned, or not on the task.
+    """
+    if plan.method_settings or plan.task_settings or plan.members is not None:
+        raise UsageError("a search chooses the settings itself: give it none, and no members")
+    start = plan.choice()
+    entry = registry.method(plan.method)
+    if (member := registry.member(entry)) != entry:
+        raise UsageError(f"{plan.method} has the settings of {member.name}: tune that")
+    spec = start.task.cls(start.task_settings).spec
+    if spec.validation_metric is None:
+        raise UsageError(f"{plan.task} cannot be tuned on: it declares no validation_metric")
+    space = search_space(entry)
+    untuned = {k: v for k, v in asdict(start.method_settings).items() if k in entry.flags()}
+    drawn = [{k: untuned[k] for k in space}, *(draw(space, plan.seed, n) for n in range(1, budget))]
+    folder = plan.out / "tuning"
+    return _Search(
+        method_file=Path(inspect.getfile(entry.cls)),
+        spec=spec,
+        criterion=Criterion(
+            metric=spec.validation_metric,
+            higher_is_better=spec.metrics[spec.validation_metric].higher_is_better,
+        ),
+        open_settings=untuned,
+        space=space,
+        described={name: _described(range_) for name, range_ in space.items()},
+        drawn=drawn,
+        cells=[replace(plan, out=folder, method_settings={**untuned, **values}) for values in drawn],
+    )
+
+
+def _extend(search: _Search, plan: Plan, outcomes: list[Outcome], number: int) -> None:
+    """Adds a round of configurations, given what became of the earlier ones."""
+    metric, higher = search.criterion.metric, search.criterion.higher_is_better
+    pairs = zip(search.drawn, outcomes, strict=True)
+    tried = [(values, _configuration(0, values, outcome, metric).value) for values, outcome in pairs]
+    for values in _tpe().suggested(search.space, tried, number, plan.seed, higher):
+        rounded = {name: _rounded(search.space[name], value) for name, value in values.items()}
+        search.drawn.append(rounded)
+        settings = {**search.open_settings, **rounded}
+        search.cells.append(replace(search.cells[0], method_settings=settings))
+
+
+def _tpe() -> ModuleType:
+    try:
+        from bench.sweep import tpe
+    except ImportError:
+        raise UsageError("--search tpe needs optuna: pip install 'posterior-bench[tune]'") from None
+    return tpe
+
+
+def _run_all(cells: list[Plan], watch: Watch, first: int, budget: int) -> list[Outcome]:
+    outcomes = []
+    for number, cell in enumerate(cells, first):
+        with watch(f"{cell.method} {cell.task}, configuration {number} of 0 to {budget - 1}") as observer:
+            outcome = run_cell(cell, (observer,))
+            observer("end", {"status": outcome.status})
+        outcomes += _decided([outcome])
+    return outcomes
+
+
+def _decided(outcomes: list[Outcome]) -> list[Outcome]:
+    """Outcomes of which each concerns its configuration; raises a refusal that concerns every configuration.
+
+    A method may refuse a problem under some settings, and a process may die of some.
+    """
+    for outcome in outcomes:
+        if isinstance(outcome.refusal, DataError) or (outcome.status == "refused" and not outcome.began):
+            assert outcome.refusal is not None
+            raise outcome.refusal
+    return outcomes
+
+
+def _chosen(
+    plan: Plan, search: _Search, outcomes: list[Outcome], now: records.Provenance, sampler: Sampler
+) -> Tuning:
+    """The result of a search; raises BenchError if no configuration gave the criterion."""
+    criterion, budget = search.criterion, len(outcomes)
+    pairs = zip(search.drawn, outcomes, strict=True)
+    tried = [
+        _configuration(n, values, outcome, criterion.metric) for n, (values, outcome) in enumerate(pairs)
+    ]
+    best = _best(tried, criterion.higher_is_better)
+    if best is None:
+        raise BenchError(
+            f"none of {budget} configurations of {plan.method} gave {criterion.metric} on {plan.task}: "
+            f"see {plan.out / 'tuning'}"
+        )
+    done = [outcome.record for outcome in outcomes if outcome.record]
+    return Tuning(
+        schema_version=1,
+        method=plan.method,
+        task=plan.task,
+        task_version=search.spec.version,
+        data_digest=done[0].task.data_digest,
+        budget=budget,
+        seed=plan.seed,
+        preset=plan.preset,
+        search=search.described,
+        sampler=sampler,
+        criterion=criterion,
+        configurations=tried,
+        chosen_number=best.number,
+        chosen={**search.open_settings, **best.settings},
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
+        provenance=now,
+        environments=list({str(record.environment): record.environment for record in done}.values()),
+    )
+
+
+def _must_extend(path: Path, budget: int, seed: int, search: dict[str, Any], sampler: Sampler) -> None:
+    """Refuses to lose an earlier result: a new one must try all that it tried."""
+    old = read(path)
+    if (old.seed, old.search, old.sampler) != (seed, search, sampler) or old.budget > budget:
+        raise UsageError(
+            f"{path} holds a search of {old.budget} configurations with seed {old.seed}, "
+            "and this one does not extend it; --force replaces it"
+        )
+
+
+def _is_of_another_source(record: records.Record, now: records.Provenance) -> bool:
+    then = record.provenance
+    return (then.source_hash, then.method_file_hash) != (now.source_hash, now.method_file_hash)
+
+
+def _make_room(directories: list[Path], now: records.Provenance, force: bool) -> None:
+    """Removes finished runs of another source, or refuses them: one search has one source."""
+    for directory in directories:
+        if (directory / "record.json").exists() and _is_of_another_source(
+            records.read_record(directory), now
+        ):
+            if not force:
+                raise UsageError(f"{directory} holds a run of another source; --force replaces such runs")
+            with writing(directory):
+                shutil.rmtree(directory)
+
+
+def _configuration(number: int, values: dict[str, Any], outcome: Outcome, metric: str) -> Configuration:
+    record = outcome.record
+    return Configuration(
+        number=number,
+        settings=values,
+        status=outcome.status,
+        reason=str(outcome.refusal) if record is None else record.reason,
+        value=record.validation.get(metric) if record and record.status == "completed" else None,
+        seconds=record.seconds if record else 0.0,
+        steps=sum(fit.steps for fit in record.fits) if record else 0,
+    )
+
+
+def _best(tried: list[Configuration], higher_is_better: bool) -> Configuration | None:
+    """The configuration with the best criterion, of equal ones the first; None if none has one."""
+    completed = [(c.value if higher_is_better else -c.value, c) for c in tried if c.value is not None]
+    return max(completed, key=lambda pair: pair[0])[1] if completed else None

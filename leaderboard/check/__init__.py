@@ -1,0 +1,1 @@
+"""Verifying what strangers hand in, in children with limits."""

@@ -1,0 +1,95 @@
+"""`bench verify`: the one check of a submission, for its author, for CI and for the board.
+
+    files      lstat of every name: links, names, sizes, numbers; nothing is opened      `structure.tree`
+    structure  a child without torch: JSON, headers, digests, seeds, duplicates          `structure.check`
+    scores     a second child: every metric computed again, targets compared             `scoring.score`
+
+Nothing of a submission is executed, and no name of a method is resolved: it is a label. Every reason has a
+code that stays (`codes.py`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from bench.errors import UsageError
+from bench.leaderboard.check.children import Answer, Question, ask
+from bench.leaderboard.check.codes import ACCEPTED, Rejected
+from bench.leaderboard.check.structure import tree
+from bench.leaderboard.evidence.store import STORE
+from bench.leaderboard.evidence.submission import SUBMISSIONS
+
+MEMORY: Final = {"structure": 768 * 2**20, "scores": 4 * 2**30}
+"""Bytes that each child may take beside what its imports take."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What `bench verify` says of a submission.
+
+    Attributes:
+        status: accepted or rejected.
+        code: A code of `bench.leaderboard.check.codes.CODES`.
+        message: One line: what is wrong, where, what to do; of an accepted one, what was checked.
+        tier: Of an accepted one: `recomputed`, if every metric follows from the predictions; `self-reported`,
+            if one is the method's own word.
+    """
+
+    status: Literal["accepted", "rejected"]
+    code: str
+    message: str
+    tier: str | None
+
+    def as_dict(self) -> dict[str, str | None]:
+        """For JSON."""
+        return asdict(self)
+
+
+def verify(
+    directory: str | Path,
+    data_dir: str | Path | None = None,
+    against: Path | None = SUBMISSIONS,
+    store: Path = STORE,
+) -> Verdict:
+    """Checks a submission; a bad one, however bad, is a verdict and never an exception.
+
+    Args:
+        directory: The submission. Its name is the slug.
+        data_dir: Folder of data files, searched before the usual places. Targets and data are compared where
+            the task's data are found; nothing is downloaded.
+        against: Folder of submissions whose arrays this one must not have; its own slug is passed over.
+        store: Folder of arrays by their SHA-256, for arrays that are not beside their record.
+
+    Raises:
+        UsageError: On a system that cannot limit what a process takes.
+    """
+    if importlib.util.find_spec("resource") is None:
+        raise UsageError("bench verify needs the limits of Linux or macOS: run it there")
+    root = Path(directory)
+    try:
+        files = tree(root).files
+    except Rejected as reason:
+        return Verdict("rejected", reason.code, str(reason), None)
+    size = sum(found.st_size for found in files.values())
+    data = data_dir or os.environ.get("BENCH_DATA")
+    seconds = {"structure": 5 + size // (20 * 2**20), "scores": 120 + 30 * len(files)}
+    answer = Answer(ACCEPTED, "", None)
+    for kind in ("structure", "scores"):
+        if answer.code == ACCEPTED:
+            answer = ask(
+                Question(
+                    kind=kind,
+                    directory=os.path.abspath(root),
+                    against=None if against is None else os.path.abspath(against),
+                    store=os.path.abspath(store),
+                    data_dir=None if data is None else os.path.abspath(os.path.expanduser(data)),
+                    processor_seconds=seconds[kind],
+                    memory=MEMORY[kind],
+                )
+            )
+    status: Literal["accepted", "rejected"] = "accepted" if answer.code == ACCEPTED else "rejected"
+    return Verdict(status, *answer)

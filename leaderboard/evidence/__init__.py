@@ -1,0 +1,1 @@
+"""What is committed as evidence: records, submissions, and where their arrays live."""

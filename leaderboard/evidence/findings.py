@@ -1,0 +1,256 @@
+"""Headlines of the documents, held against the committed records: reproduced, contradicted or undecided.
+
+A claim (docs/findings.yaml) names a contrast, a weighted sum of metrics of cells, and the number that it
+should lie above, below or within. The contrast has a value for every seed that all its cells have; runs that
+share no seed are never compared. The 95% t interval over these values decides, and below `FEWEST` of them
+nothing does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import pydantic
+from scipy import special
+
+from bench.errors import UsageError
+from bench.intervals import FEWEST, Interval, student
+from bench.leaderboard.evidence.entries import RECORDS
+from bench.leaderboard.evidence.submission import OURS, SUBMISSIONS
+from bench.runs.plan import Plan
+from bench.runs.records import Record, read_curves, read_record
+from bench.runs.registry import NONE
+from bench.settings import build, read_yaml
+
+Word = Literal["reproduced", "contradicted", "undecided", "no verdict"]
+MOST = 100
+"""Seeds up to which it is said how many would decide."""
+REPETITION = "repetition"
+ROOTS = (SUBMISSIONS / OURS, RECORDS)
+
+
+class _Part(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class Term(_Part):
+    """One cell of a contrast, by the fields of a `Plan`, its weight and its own metric."""
+
+    weight: float = 1.0
+    metric: str | None = None
+    method: str
+    task: str
+    preset: str = "standard"
+    method_settings: dict[str, Any] = {}
+    task_settings: dict[str, Any] = {}
+
+    def plan(self, seed: int = 0) -> Plan:
+        """The run of this cell with a seed; raises UsageError where there can be none."""
+        fields = ("method", "task", "preset", "method_settings", "task_settings")
+        return build(Plan, {"seed": seed, **{name: getattr(self, name) for name in fields}})
+
+
+class Claim(_Part):
+    """A headline of a document and what decides it; docs/findings.yaml says what each field is."""
+
+    id: str
+    claim: str
+    source: str
+    metric: str
+    contrast: str | None = None
+    terms: list[Term] = pydantic.Field(min_length=1)
+    above: float | None = None
+    below: float | None = None
+    within: float | None = None
+    why: str
+    seeds: list[int] = [0, 1, 2]
+    per: str | None = None
+    diverged: float | None = None
+    needs: str | None = None
+    same: str | None = None
+    other: str | None = None
+    command: str | None = None
+
+    @pydantic.model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if sum(limit is not None for limit in (self.above, self.below, self.within)) != 1:
+            raise ValueError(f"{self.id}: give one of above, below and within")
+        if self.same is not None and self.other is not None:
+            raise ValueError(f"{self.id}: give same or other, not both")
+        if self.protocol == "paper" and any(term.preset != "paper" for term in self.terms):
+            raise ValueError(f"{self.id}: is not at preset paper, so that same or other must say why")
+        if self.contrast is None and [term.weight for term in self.terms] not in ([1], [1, -1]):
+            raise ValueError(f"{self.id}: is no simple difference, so that contrast must say what it is")
+        return self
+
+    @property
+    def protocol(self) -> Literal["paper", "same", "other"]:
+        """The document's own, a smaller one that answers the same question, or one that does not."""
+        return "same" if self.same is not None else "paper" if self.other is None else "other"
+
+    @property
+    def expected(self) -> str:
+        """Where the contrast should lie, in words."""
+        if self.within is not None:
+            return f"within ±{self.within:g}"
+        return f"above {self.above:g}" if self.above is not None else f"below {self.below:g}"
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Between which the contrast should lie."""
+        if self.within is not None:
+            return -self.within, self.within
+        low = -np.inf if self.above is None else self.above
+        return low, np.inf if self.below is None else self.below
+
+    def judge(self, interval: Interval) -> Word:
+        """Whether an interval lies wholly between the limits, wholly beyond one of them, or neither."""
+        if np.isnan(interval.low):
+            return "no verdict"
+        low, high = self.limits
+        if low < interval.low and interval.high < high:
+            return "reproduced"
+        return "contradicted" if interval.high < low or interval.low > high else "undecided"
+
+    def needed(self, values: Sequence[float]) -> int | None:
+        """The fewest values at which an interval of this mean and spread would decide; None above MOST."""
+        mean, sd = float(np.mean(values)), float(np.std(values, ddof=1))
+        distance = min(abs(mean - limit) for limit in self.limits)
+        for size in range(FEWEST, MOST + 1):
+            if special.stdtrit(size - 1, 0.975) * sd / size**0.5 < distance:
+                return size
+        return None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim and what the records say of it.
+
+    Attributes:
+        claim: The claim.
+        values: The contrast for every key that all terms share: seeds, unless the claim says what else.
+        missing: Why some values are not there, such as a run that diverged; empty if nothing of that kind.
+    """
+
+    claim: Claim
+    values: Mapping[Any, float]
+    missing: str = ""
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the contrast is of studies in closed form, which have no seeds."""
+        return all(term.method == NONE for term in self.claim.terms)
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """Of the contrast; of width 0 where it is exact, None where there is no value."""
+        values = list(self.values.values())
+        if self.is_exact and values:
+            return Interval(values[0], values[0], values[0], "exact")
+        unit = self.claim.per or "seed"
+        number = f"{len(values)} {unit}{'' if len(values) == 1 else 's'}"
+        return student(values, number) if values else None
+
+    @property
+    def verdict(self) -> Word:
+        """The word; none where a value is missing that should be there."""
+        return "no verdict" if self.missing or self.interval is None else self.claim.judge(self.interval)
+
+    @property
+    def needed(self) -> int | None:
+        """Of an undecided claim, how many values would decide; None above MOST."""
+        return self.claim.needed(list(self.values.values()))
+
+    def commands(self) -> list[str]:
+        """What makes the runs of the first seed, a line for each cell."""
+        if self.claim.command is not None:
+            return [self.claim.command]
+        return list(dict.fromkeys(term.plan(self.claim.seeds[0]).command() for term in self.claim.terms))
+
+
+def read(path: Path) -> list[Claim]:
+    """The claims of a file.
+
+    Raises:
+        UsageError: If it is no such file, or two claims have one id; one line.
+    """
+    try:
+        claims = pydantic.TypeAdapter(list[Claim]).validate_python(read_yaml(path, "claims"))
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+    ids = [claim.id for claim in claims]
+    if again := sorted({name for name in ids if ids.count(name) > 1}):
+        raise UsageError(f"{path}: two claims are called {again[0]}")
+    return claims
+
+
+def find(claim: Claim, roots: Sequence[Path] = ROOTS) -> Finding:
+    """What the records below some folders say of a claim; of equal runs those of the last folder count.
+
+    Raises:
+        UsageError: If a term is no run that there can be, or its metric is none of the run's.
+    """
+    found: list[dict[Any, float | None]] = []
+    unmet: set[Any] = set()
+    for term in claim.terms:
+        metric, values = term.metric or claim.metric, dict[Any, float | None]()
+        for path, record in _runs(claim, term, roots):
+            of_run = _values(claim, metric, path, record)
+            values |= of_run
+            if claim.needs is not None and record.metrics.get(claim.needs) != 1:
+                unmet |= of_run.keys()
+        found.append(values)
+    keys = sorted(set.intersection(*map(set, found)))
+    absent = [key for key in keys if any(values[key] is None for values in found)]
+    contrast = {
+        key: sum(term.weight * (values[key] or 0.0) for term, values in zip(claim.terms, found, strict=True))
+        for key in keys
+        if key not in absent
+    }
+    unit = claim.per or "seed"
+    if absent:
+        return Finding(claim, contrast, f"{unit} {absent[0]}: diverged or undefined")
+    if unmet := unmet & contrast.keys():
+        return Finding(claim, contrast, f"{claim.needs} is not 1 in {len(unmet)} of {len(contrast)} {unit}s")
+    return Finding(claim, contrast)
+
+
+def _runs(claim: Claim, term: Term, roots: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
+    """The committed runs of a cell; where another setting of the task is paired, at all its values."""
+    if claim.per in (None, REPETITION):
+        choice = term.plan().choice()
+        pattern = f"{choice.task_identity}/{choice.method_identity}/seed*"
+    else:
+        pattern = f"{term.task}*/{term.method}*/seed*"
+    found = {path.parts[-3:]: path for root in roots for path in root.glob(pattern)}
+    for _, path in sorted(found.items()):
+        record = _record(path)
+        if (record.task.name, record.method.name) == (term.task, term.method):
+            yield path, record
+
+
+@cache
+def _record(path: Path) -> Record:
+    """A record, read once: many claims are about one cell."""
+    return read_record(path)
+
+
+def _values(claim: Claim, metric: str, path: Path, record: Record) -> dict[Any, float | None]:
+    """What a run says of a metric, by what is paired; None where it diverged or the metric is undefined."""
+    if claim.per == REPETITION:
+        points = [row for row in read_curves(path) if row.curve == metric]
+        return {(record.seed, row.x): row.value for row in points if np.isfinite(row.value)}
+    key = record.seed if claim.per is None else record.task.settings[claim.per]
+    if record.status != "completed":
+        return {key: claim.diverged}
+    last = record.fits[-1].diagnostics if record.fits else {}
+    for table in (record.metrics, record.validation, last):
+        if metric in table:
+            return {key: table[metric]}
+    raise UsageError(f"{claim.id}: {path} has no {metric}")

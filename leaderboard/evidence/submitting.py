@@ -1,0 +1,275 @@
+"""From runs to a submission, and from a submission that was verified into the project.
+
+A submission is written whole or not at all, and the same runs and words give the same bytes every time.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tomllib
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from bench.errors import UsageError
+from bench.leaderboard.evidence import submission
+from bench.leaderboard.evidence.entries import as_kept, refuse
+from bench.leaderboard.evidence.store import ARRAYS, STORE, keep, run_arrays, sha256
+from bench.leaderboard.evidence.submission import (
+    MANIFEST,
+    NAME,
+    SCHEMA_VERSION,
+    SLUG,
+    SUBMISSIONS,
+    Submission,
+    run_name,
+)
+from bench.runs import registry
+from bench.runs.folders import Found
+from bench.runs.records import Record
+from bench.runs.runner import task_of
+from bench.system.files import temporary, write_all, writing
+from bench.text import hidden, one_line
+
+QUESTIONS = {
+    "authors": "authors, separated by commas",
+    "licence": "licence of the runs, an SPDX identifier such as CC-BY-4.0",
+    "tuning_budget": "configurations tried for each method that was tuned, 0 if none was",
+    "trained_on": "data beside the task's own that anything was trained or chosen on, with commas; or none",
+    "paper": "https address of a paper; or none",
+    "code": "https address of the methods' source, where it is not this project's; or none",
+}
+"""What only the submitter knows, and how to ask for it."""
+REQUIRED = ("authors", "licence", "tuning_budget", "trained_on")
+"""Of these there is no default: who says nothing is asked, or told."""
+_LISTS = ("authors", "trained_on")
+
+
+def read_words(path: Path) -> dict[str, Any]:
+    """What a file in TOML says of a submission: keys of `QUESTIONS`, and slug.
+
+    Raises:
+        UsageError: If it cannot be read, or has another key.
+    """
+    try:
+        words = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"{path} is no TOML: {one_line(error)}") from None
+    known = ["slug", *QUESTIONS]
+    if unknown := [key for key in words if key not in known]:
+        raise UsageError(f"{path}: no such key as {unknown[0]}; {registry.nearest(unknown[0], known)}")
+    return words
+
+
+def answer(key: str, text: str) -> Any:
+    """What a line typed at a terminal says of a key of `QUESTIONS`.
+
+    Raises:
+        UsageError: If a number is asked for and it is none.
+    """
+    text = text.strip()
+    if key in _LISTS:
+        return [] if text in ("", "none") else [part.strip() for part in text.split(",")]
+    if key == "tuning_budget":
+        if not text.isdecimal():
+            raise UsageError(f"tuning_budget {text!r}: must be a whole number, 0 or more")
+        return int(text)
+    return None if text in ("", "none") else text
+
+
+def submit(runs: Sequence[Found], to: Path, words: dict[str, Any], force: bool = False) -> Path:
+    """Writes a submission of finished runs; returns its directory.
+
+    Args:
+        runs: The runs, as `bench.runs.folders.gather` finds them.
+        to: The new directory; its name is the slug.
+        words: Keys of `QUESTIONS`, and the slug, which must be the name of the directory.
+        force: Replace an older directory.
+
+    Raises:
+        UsageError: If a run, or the runs together, cannot be handed in, or a word is wrong; in one line.
+        OutputError: If it cannot be written; an older directory is then as it was.
+    """
+    slug = to.resolve().name
+    if not SLUG.fullmatch(slug):
+        raise UsageError(f"--to {to}: its name is the slug, 1 to 64 of a-z, 0-9 and -")
+    if words.get("slug", slug) != slug:
+        raise UsageError(f"--to {to}: its name is the slug, and the slug given is {words['slug']}")
+    _must_be_free(to, force)
+    if missing := [key for key in REQUIRED if key not in words]:
+        raise UsageError(f"what is missing: {', '.join(missing)}; write it into the file of --meta")
+    if (deceiving := next(hidden(words), None)) is not None:
+        raise UsageError(f"characters that are never printed: '{one_line(deceiving)}'")
+    if not runs:
+        raise UsageError("there is no run to submit")
+    found = [(run.directory, _record(run)) for run in runs]
+    _must_belong_together(found)
+    contents = _contents(found)
+    records = [record for _, record in found]
+    environments = {record.environment.model_dump_json(): record.environment for record in records}
+    manifest = _manifest(
+        words
+        | {
+            "schema_version": SCHEMA_VERSION,
+            "slug": slug,
+            "environments": [environments[key] for key in sorted(environments)],
+            "hours": round(sum(sorted(record.seconds for record in records)) / 3600, 4),
+            "files": {name: sha256(content) for name, content in sorted(contents.items())},
+        }
+    )
+    for directory, record in found:  # the slowest last
+        refuse(directory, record, code=words.get("code"))
+    _replace(to, contents | {MANIFEST: manifest})
+    return to
+
+
+def adopt(directory: Path, to: Path = SUBMISSIONS, store: Path = STORE, force: bool = False) -> Path:
+    """Copies a verified submission into the project, its arrays into the store; returns its directory there.
+
+    Args:
+        directory: The submission; it was verified.
+        to: Folder of the submissions.
+        store: Folder of the store.
+        force: Replace an older submission of this slug.
+
+    Raises:
+        UsageError: If a submission of this slug is there, or a file is not the one that the manifest names.
+        OutputError: If it cannot be written.
+    """
+    manifest = submission.read(directory)
+    new = to / manifest.slug
+    _must_be_free(new, force)
+    contents = {MANIFEST: (directory / MANIFEST).read_bytes()}
+    for name, digest in manifest.files.items():
+        path = directory / name
+        if path.name == ARRAYS and not path.exists():
+            path = run_arrays(path.parent, store) or path
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        if sha256(content) != digest:
+            raise UsageError(f"{path} is not the file that {MANIFEST} names: its sha256 is another")
+        if path.name == ARRAYS or path.suffix == ".safetensors":
+            keep(content, store)
+        else:
+            contents[name] = content
+    _replace(new, contents)
+    return new
+
+
+# ------------------------------------------------------------------------------------------------- the runs
+
+
+def _record(run: Found) -> Record:
+    """The record of a run of the board's tasks and presets."""
+    record = run.record
+    if record is None:
+        raise UsageError(f"{run.directory} is {run.status}: {run.note}")
+    if record.status == "failed" or record.preset == "smoke":
+        refuse(run.directory, record)  # says why
+    if ":" in record.task.name or not task_of(record).spec.ranked:
+        raise UsageError(f"{run.directory}: {record.task.name} is not ranked; keep it by bench record add")
+    if record.task.identity != record.task.name:
+        raise UsageError(
+            f"{run.directory}: the board ranks {record.task.name} under its standard settings, and this is "
+            f"{record.task.identity}"
+        )
+    for part in run_name(record.task.identity, record.method.identity, record.seed).split("/"):
+        if not NAME.fullmatch(part):
+            raise UsageError(f"{run.directory}: {part} is no name of a directory of a submission")
+    return record
+
+
+def _must_belong_together(found: Sequence[tuple[Path, Record]]) -> None:
+    """Refuses runs of which some were made otherwise than the others, and seeds that are not all there."""
+    tasks, cells = defaultdict(list), defaultdict(list)
+    for directory, record in found:
+        tasks[record.task.identity].append((directory, record))
+        cells[record.task.identity, record.method.identity.replace("~", "-")].append((directory, record))
+    _must_be_one(found, "version of this package", lambda record: record.provenance.version)
+    for own in tasks.values():
+        _must_be_one(own, "version of the task", lambda record: record.task.version)
+        _must_be_one(own, "digest of the task's data", lambda record: record.task.data_digest)
+    for (task, method), own in cells.items():
+        _must_be_one(own, "state of the method's file", lambda record: record.provenance.method_file_hash)
+        _must_be_one(own, "set of the method's settings", lambda record: record.method.settings)
+        by_seed: dict[int, Path] = {}
+        for directory, record in own:
+            if record.seed in by_seed:
+                twice = f"{by_seed[record.seed]} and {directory}"
+                raise UsageError(f"{twice} are both seed {record.seed} of {method} on {task}: hand in one")
+            by_seed[record.seed] = directory
+        if sorted(by_seed) != list(range(len(by_seed))):
+            seeds = ", ".join(map(str, sorted(by_seed)))
+            raise UsageError(f"{method} on {task} has the seeds {seeds}: they must be 0, 1, 2 and so on")
+        if len(by_seed) < (least := task_of(own[0][1]).spec.min_seeds):
+            raise UsageError(f"{method} on {task} has {len(by_seed)} seeds: the board takes {least} or more")
+
+
+def _must_be_one(found: Sequence[tuple[Path, Record]], what: str, of: Any) -> None:
+    """Refuses runs that differ in something, naming two of them."""
+    (first, record), *others = found
+    for directory, other in others:
+        if of(other) != of(record):
+            raise UsageError(f"{first} and {directory} are not of one {what}: run again what is older")
+
+
+def _contents(found: Sequence[tuple[Path, Record]]) -> dict[str, bytes]:
+    """The files of the runs by their names in the submission."""
+    contents = {}
+    for directory, record in found:
+        name = run_name(record.task.identity, record.method.identity, record.seed)
+        contents[f"{name}/record.json"] = as_kept(record, (directory / "record.json").read_bytes())
+        if (arrays := run_arrays(directory)) is not None:
+            contents[f"{name}/{ARRAYS}"] = arrays.read_bytes()
+    return contents
+
+
+def _manifest(words: dict[str, Any]) -> bytes:
+    """`submission.json`."""
+    try:
+        whole = Submission.model_validate({"paper": None, "code": None} | words)
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{where} {one_line(first['input'], 60)!r}: {one_line(first['msg'])}") from None
+    return (whole.model_dump_json(indent=2) + "\n").encode()
+
+
+def _must_be_free(directory: Path, force: bool) -> None:
+    """Refuses a directory that is there, and with force one that holds no submission."""
+    if not directory.exists():
+        return
+    if not force:
+        raise UsageError(f"{directory} is there already: it is kept; --force replaces it")
+    if not (directory / MANIFEST).is_file():
+        raise UsageError(f"{directory} is there and holds no submission: it is kept; choose another name")
+
+
+def _replace(directory: Path, contents: dict[str, bytes]) -> None:
+    """Writes a directory of these files in one step, in place of an older one."""
+    new, old = temporary(directory), directory.with_name(f".{directory.name}.old")
+    shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
+    try:
+        write_all({new / name: content for name, content in contents.items()})
+        with writing(directory):
+            if directory.exists():
+                shutil.rmtree(old, ignore_errors=True)
+                os.rename(directory, old)
+            try:
+                os.rename(new, directory)
+            except OSError:
+                with suppress(OSError):
+                    os.rename(old, directory)
+                raise
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""Differences between methods, their ranks, and the board's data."""

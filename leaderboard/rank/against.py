@@ -1,0 +1,405 @@
+"""One's own runs beside the entries of a board: where those come from, and how all of them stand.
+
+Entries are the committed ones, runs or submissions below a folder, or the JSON that stands beside a table of
+the board. From runs come the losses of each test example, on which methods are compared most sharply
+(leaderboard/rank/ranking.py). The JSON has values of seeds alone.
+
+Shapes: S seeds, N test examples, K splits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import numpy as np
+import pydantic
+
+from bench.contract import Task
+from bench.errors import UsageError
+from bench.leaderboard.evidence.entries import RECORDS
+from bench.leaderboard.evidence.store import ARRAYS, run_arrays
+from bench.leaderboard.evidence.submission import MANIFEST, OURS, STATUS, SUBMISSIONS, words
+from bench.leaderboard.rank.ranking import Entry, Run, Standing, rank
+from bench.runs import registry
+from bench.runs.folders import Found, below
+from bench.runs.means import seed_matters
+from bench.runs.records import Record, read_arrays
+from bench.text import hidden, one_line
+
+_LARGEST = 2**24
+"""Bytes of a board's JSON; 200 entries of 10 seeds are below 200 kB."""
+
+
+class Protocol(NamedTuple):
+    """What runs have in common that may stand in one table.
+
+    Attributes:
+        task: Its identity.
+        version: Of the task.
+        digest: Of its data.
+    """
+
+    task: str
+    version: int
+    digest: str
+
+    @classmethod
+    def of(cls, record: Record) -> Protocol:
+        """That of a run."""
+        return cls(record.task.identity, record.task.version, record.task.data_digest)
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What one seed gave.
+
+    Attributes:
+        status: completed, diverged or failed.
+        value: Of the main metric; None if there is none.
+        losses: `[N]`, of each test example; of a task with overlapping splits `[K]`, of each split.
+        digest: Of the arrays.
+    """
+
+    status: str
+    value: float | None
+    losses: np.ndarray | None = None
+    digest: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Rival:
+    """A method's results on one task.
+
+    Attributes:
+        method: Its identity.
+        slug: Of the submission in which they are; empty if in none.
+        results: In order of their seeds.
+        seed_matters: Whether another seed can change the method's answer.
+        is_own: Whether they are one's own; such a method may be on the board too.
+    """
+
+    method: str
+    slug: str
+    results: Sequence[Result]
+    seed_matters: bool = True
+    is_own: bool = False
+
+    @property
+    def key(self) -> str:
+        """What tells it from all others of its task."""
+        return f"your {self.method}" if self.is_own else f"{self.method} ({self.slug})"
+
+    @property
+    def name(self) -> str:
+        """As a sentence has it."""
+        return self.method if not self.is_own and self.slug in ("", OURS) else self.key
+
+    def count(self, status: str) -> int:
+        """Runs of a status."""
+        return sum(result.status == status for result in self.results)
+
+
+@dataclass(frozen=True, eq=False)
+class Stood:
+    """How rivals stand on a task.
+
+    Attributes:
+        standing: Its names are keys of rivals.
+        rivals: By key.
+        basis: On what the differences rest.
+    """
+
+    standing: Standing
+    rivals: dict[str, Rival]
+    basis: str
+
+
+# -------------------------------------------------------------------------------------------- who is there
+
+
+class Shelf(NamedTuple):
+    """Entries beside which runs may be put.
+
+    Attributes:
+        runs: Finished ones, each with the slug of its submission; empty if it lies in none.
+        boards: Read from a board's JSON.
+        source: Where they are, in words.
+    """
+
+    runs: list[tuple[str, Found]]
+    boards: list[BoardTask]
+    source: str
+
+
+def shelf(against: Path | None, own: Iterable[Path]) -> Shelf:
+    """The entries below a folder or in a board's JSON; the committed ones unless told.
+
+    Args:
+        against: Folder of runs or submissions, or file.
+        own: Directories of one's own runs, which are no rivals of themselves.
+
+    Raises:
+        UsageError: If there is no such folder or file, or the file is no board's JSON.
+    """
+    if against is not None and not against.is_dir():
+        return Shelf([], [read_board(against)], str(against))
+    mine = {directory.resolve() for directory in own}
+    struck = {slug for slug, word in words(STATUS).items() if word.struck}
+    found: list[tuple[str, Found]] = []
+    for folder in (SUBMISSIONS, RECORDS) if against is None else (against,):
+        # Records are the pages' evidence: where a task has submissions, those are what is ranked.
+        taken = {run.record.task.identity for _, run in found if run.record}
+        found += [
+            (slug, run)
+            for run in (below(folder) if folder.is_dir() else ())
+            if run.record is not None
+            and run.record.task.identity not in taken
+            and run.directory.resolve() not in mine
+            and ((slug := _slug(run.directory)) not in struck or folder != SUBMISSIONS)
+        ]
+    return Shelf(found, [], "the committed entries" if against is None else str(against))
+
+
+def _slug(run: Path) -> str:
+    """The slug of the submission in which a run lies: the name of its folder; empty if it lies in none."""
+    above = run.resolve().parents
+    return above[2].name if len(above) > 2 and (above[2] / MANIFEST).exists() else ""
+
+
+def rivals(shelf: Shelf, protocol: Protocol, task: Task) -> tuple[list[Rival], list[str]]:
+    """The entries of a protocol, and a sentence on those of its task that are not of it.
+
+    Args:
+        shelf: Where to look.
+        protocol: Task, version and data of one's own runs.
+        task: That of the protocol.
+
+    Raises:
+        UsageError: If arrays are damaged, or a board's JSON has another metric.
+    """
+    groups: dict[tuple[str, str], dict[int, Found]] = {}
+    others: dict[Protocol, int] = {}
+    for slug, run in sorted(shelf.runs, key=lambda each: each[1].record.created if each[1].record else ""):
+        record = run.record
+        if record is None or record.task.identity != protocol.task or record.preset == "smoke":
+            continue
+        if (its := Protocol.of(record)) == protocol:
+            groups.setdefault((record.method.identity, slug), {})[record.seed] = run  # the newest
+        else:
+            others[its] = others.get(its, 0) + 1
+    found = [
+        rival(method, slug, [of_seed[seed] for seed in sorted(of_seed)], task)
+        for (method, slug), of_seed in sorted(groups.items())
+    ]
+    for board in shelf.boards:
+        its = Protocol(board.task, board.task_version, board.data_digest)
+        if its == protocol:
+            found += board.rivals(task)
+        elif its.task == protocol.task:
+            others[its] = sum(len(entry.runs) for entry in board.entries)
+    said = []
+    for its, count in sorted(others.items()):
+        parts = []
+        if its.version != protocol.version:
+            parts.append(f"of version {its.version} of the task, yours of {protocol.version}")
+        if its.digest != protocol.digest:
+            parts.append(f"on data {its.digest[:8]}, yours on {protocol.digest[:8]}")
+        said.append(f"{protocol.task}: {count} runs in {shelf.source} are {', '.join(parts)}: not compared")
+    if not found and (shelf.runs or shelf.boards):
+        said.append(f"{protocol.task}: there is nothing in {shelf.source} to compare yours with")
+    return found, said
+
+
+def rival(method: str, slug: str, runs: Iterable[Found], task: Task, is_own: bool = False) -> Rival:
+    """An entry made of finished runs, with their losses where their arrays are there.
+
+    Raises:
+        UsageError: If arrays are damaged, or the task can make nothing of them.
+    """
+    records = [(run.record, run.directory) for run in runs if run.record is not None]
+    results = [
+        Result(
+            record.status,
+            record.metrics.get(record.task.main_metric),
+            _losses(record, directory, task),
+            record.provenance.arrays_digest,
+        )
+        for record, directory in records
+    ]
+    return Rival(method, slug, results, seed_matters(records[0][0]), is_own)
+
+
+def arrays_of(run: Path) -> Path | None:
+    """The arrays of a run: beside its record, or as its submission names them; None if not here."""
+    if _slug(run):
+        return run_arrays(run.resolve())
+    return beside if (beside := run / ARRAYS).exists() else None
+
+
+def _losses(record: Record, directory: Path, task: Task) -> np.ndarray | None:
+    if record.status != "completed" or (path := arrays_of(directory)) is None:
+        return None
+    arrays = read_arrays(directory, path)
+    with registry.defects(f"the losses of {directory}"):
+        return task.losses(arrays)
+
+
+# --------------------------------------------------------------------------------------------- a board's JSON
+
+
+class _Part(pydantic.BaseModel):
+    """The board may say more than is read here."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+_Name = Annotated[str, pydantic.StringConstraints(min_length=1, max_length=300)]
+
+
+class BoardRun(_Part):
+    """What a seed gave; `splits` are its values by split, of a task whose splits overlap."""
+
+    seed: Annotated[int, pydantic.Field(ge=0)]
+    value: float | None
+    splits: list[float] | None = None
+
+
+class BoardEntry(_Part):
+    """An entry; `status` says whether the board ranks it, as it does where nothing is said."""
+
+    name: _Name
+    slug: _Name
+    seed_matters: bool
+    runs: Annotated[list[BoardRun], pydantic.Field(min_length=1, max_length=10_000)]
+    method: _Name | None = None
+    status: _Name = "ranked"
+
+    @property
+    def identity(self) -> str:
+        """Of the method."""
+        return self.method or self.name.removesuffix(f" ({self.slug})")
+
+
+class BoardTask(_Part):
+    """The JSON beside a table of the board."""
+
+    task: _Name
+    task_version: int
+    data_digest: _Name
+    metric: _Name
+    higher_is_better: bool
+    entries: Annotated[list[BoardEntry], pydantic.Field(max_length=10_000)]
+
+    def rivals(self, task: Task) -> list[Rival]:
+        """Its entries, but for those that the board does not rank.
+
+        Raises:
+            UsageError: If its metric is not the task's.
+        """
+        main = task.spec.main_metric
+        if (self.metric, self.higher_is_better) != (main, task.spec.metrics[main].higher_is_better):
+            raise UsageError(f"the board ranks {self.task} by {self.metric}, the task here by {main}")
+        return [
+            Rival(
+                entry.identity,
+                entry.slug,
+                [
+                    Result(
+                        "diverged" if run.value is None else "completed",
+                        run.value,
+                        None if run.splits is None else np.array(run.splits),
+                    )
+                    for run in sorted(entry.runs, key=lambda run: run.seed)
+                ],
+                entry.seed_matters,
+            )
+            for entry in self.entries
+            if entry.status == "ranked"
+        ]
+
+
+def read_board(path: Path) -> BoardTask:
+    """Reads the JSON of a task of the board.
+
+    Raises:
+        UsageError: If there is none or it is not of that form.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
+            raise UsageError(f"{path} is no board's JSON: it has more than {_LARGEST >> 20} MiB")
+        board = BoardTask.model_validate(json.loads(content))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = one_line(".".join(map(str, first["loc"])))
+        raise UsageError(f"{path} is no JSON of a task of the board: {where}: {first['msg']}") from None
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no JSON: {one_line(error)}") from None
+    if (found := next(hidden(board.model_dump()), None)) is not None:
+        raise UsageError(f"{path} holds characters that are never printed: '{one_line(found)}'")
+    if len({(entry.identity, entry.slug) for entry in board.entries}) < len(board.entries):
+        raise UsageError(f"{path} is no JSON of a task of the board: an entry is there twice")
+    return board
+
+
+# ------------------------------------------------------------------------------------------- how they stand
+
+
+def stand(entries: Sequence[Rival], task: Task) -> Stood:
+    """How entries of one protocol stand; what cannot be compared with the others is said in the basis.
+
+    Raises:
+        UsageError: If losses do not fit their value, or the splits of entries are different ones.
+    """
+    spec = task.spec
+    higher, ratio = spec.metrics[spec.main_metric].higher_is_better, spec.split_ratio
+    if ratio is not None:
+        able = [entry for entry in entries if all(map(_has_losses, entry.results))]
+        basis = "the same overlapping splits for all entries (corrected resampled t)"
+        if left := [entry.name for entry in entries if entry not in able]:
+            basis += f"; left out, since their values by split are not there: {', '.join(left)}"
+        ranked = [Entry(entry.key, _by_split(entry), entry.seed_matters) for entry in able]
+    else:
+        without = [entry.name for entry in entries if not all(map(_has_losses, entry.results))]
+        ranked = [
+            Entry(
+                entry.key,
+                [Run(r.value, None if without else r.losses, r.digest) for r in entry.results],
+                entry.seed_matters,
+            )
+            for entry in entries
+        ]
+        able = list(entries)
+        if not without:
+            basis = "fresh seeds and fresh test examples, on which the entries are paired"
+        else:
+            of = "any entry" if len(without) == len(entries) else ", ".join(without)
+            basis = f"fresh seeds alone (Welch), since there are no losses per example of {of}"
+    return Stood(rank(ranked, higher, ratio), {entry.key: entry for entry in able}, basis)
+
+
+def _has_losses(result: Result) -> bool:
+    return result.value is None or result.losses is not None
+
+
+def _by_split(entry: Rival) -> list[Run]:
+    """A run for every split, the mean over its seeds; one without a value for every seed that gave none."""
+    found = []
+    for result in entry.results:
+        if result.value is None:
+            continue
+        splits = result.losses
+        if splits is None or not np.isclose(splits.mean(), result.value, rtol=1e-6, atol=1e-9):
+            raise UsageError(f"{entry.name}: the splits of a run have another mean than its value")
+        found.append(splits)
+    if len({splits.shape for splits in found}) > 1:
+        raise UsageError(f"{entry.name}: its runs have different numbers of splits")
+    runs = [Run(float(x)) for x in np.mean(found, axis=0)] if found else []
+    return runs + [Run(None) for result in entry.results if result.value is None]

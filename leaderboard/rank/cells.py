@@ -1,0 +1,193 @@
+"""A method's runs on a task, as they lie here: read once, and scored once from their arrays.
+
+What cannot be read, is not the file that was handed in, or does not give what its record claims, is a run
+with a problem, in words; nothing that a stranger wrote raises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pydantic
+
+from bench.leaderboard.evidence.submission import OURS
+from bench.runs.records import Record, same
+from bench.spec import Arrays
+from bench.text import one_line
+
+if TYPE_CHECKING:
+    from bench.contract import Task
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where a run lies.
+
+    Attributes:
+        seed: As its directory names it.
+        record: Path of its record.
+        arrays: Path of its arrays; None if they are nowhere here.
+        digest: SHA-256 of the arrays' file; None without one.
+        altered: Which of the files is not the one that the submission names; else empty.
+    """
+
+    seed: int
+    record: str
+    arrays: str | None
+    digest: str | None
+    altered: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of an entry on a task.
+
+    Attributes:
+        slug: Of the submission.
+        method: Name of the directory, which is the method's identity where it has no `~`.
+        runs: In order of the seeds.
+        struck: Why it is out of the ranking, in the maintainers' words, such as "withdrawn: ..."; else empty.
+        was_repeated: Whether maintainers ran it again.
+    """
+
+    slug: str
+    method: str
+    runs: tuple[RunFiles, ...]
+    struck: str = ""
+    was_repeated: bool = False
+
+    @property
+    def name(self) -> str:
+        """As the board shows it."""
+        return entry_name(self.method, self.slug)
+
+
+def entry_name(method: str, slug: str) -> str:
+    """How the board calls a method of a submission; ours go without the slug."""
+    return method if slug == OURS else f"{method} ({slug})"
+
+
+# ----------------------------------------------------------------------------------------------- of one run
+
+
+@dataclass(frozen=True, eq=False)
+class Scored:
+    """A run as far as it can be read; `problem` says what cannot, `is_recomputed` whether it was scored."""
+
+    files: RunFiles
+    record: Record | None = None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    losses: np.ndarray | None = None
+    is_recomputed: bool = False
+    problem: str = ""
+
+    @property
+    def value(self) -> float | None:
+        """Of the main metric."""
+        if self.record is None or self.record.status != "completed":
+            return None
+        return self.metrics.get(self.record.task.main_metric)
+
+
+def read(files: RunFiles) -> Scored:
+    """The run with what its record claims."""
+    if files.altered:
+        return Scored(files, problem=f"{files.altered} of seed {files.seed} is not the submitted file")
+    try:
+        record = Record.model_validate_json(Path(files.record).read_bytes())
+    except (OSError, pydantic.ValidationError):
+        return Scored(files, problem=f"the record of seed {files.seed} cannot be read")
+    if record.seed != files.seed:
+        return Scored(files, problem=f"the record in seed{files.seed} is of seed {record.seed}")
+    return Scored(files, record, record.metrics)
+
+
+def scored(run: Scored, task: Task) -> Scored:
+    """The run with its metrics computed again, and its losses, where its arrays are here."""
+    files, record = run.files, run.record
+    if record is None or record.status != "completed" or files.arrays is None:
+        return run
+    try:
+        arrays = load(files.arrays)
+        found = task.score(arrays)
+        losses = task.losses(arrays)
+    except (Exception, SystemExit) as error:  # whatever arrays can lead a score to
+        what = (
+            f"could not be computed again: seed {files.seed}: {type(error).__name__}: {one_line(error, 120)}"
+        )
+        return replace(run, problem=what)
+    metrics = {
+        name: float(value) if isinstance(value, float | int) and math.isfinite(value) else None
+        for name, value in found.items()
+    }
+    wrong = [name for name, value in metrics.items() if not _agree(value, record.metrics.get(name))]
+    if wrong:
+        is_, was = metrics[wrong[0]], record.metrics.get(wrong[0])
+        problem = f"its arrays give {wrong[0]} {_short(is_)}, its record of seed {files.seed} {_short(was)}"
+        return replace(run, metrics=metrics, losses=losses, problem=problem)
+    if losses is not None:
+        losses = np.asarray(losses, float)
+    return replace(run, metrics=metrics, losses=losses, is_recomputed=True)
+
+
+def load(path: str) -> Arrays:
+    """The arrays of a file."""
+    import safetensors.numpy
+
+    return safetensors.numpy.load(Path(path).read_bytes())
+
+
+def _agree(first: float | None, second: float | None) -> bool:
+    """Whether two metrics are the same, or neither is defined."""
+    if first is None or second is None:
+        return first is second
+    return same(first, second)
+
+
+def _short(value: float | None) -> str:
+    return "none" if value is None else f"{value:.6g}"
+
+
+# ---------------------------------------------------------------------------------------------- of an entry
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """An entry with its runs, and why it is not compared; `why` is empty if nothing speaks against it."""
+
+    cell: Cell
+    runs: tuple[Scored, ...]
+    why: str = ""
+
+    @property
+    def name(self) -> str:
+        """As the board shows it."""
+        return self.cell.name
+
+    @property
+    def record(self) -> Record | None:
+        """The first that can be read."""
+        return next((run.record for run in self.runs if run.record is not None), None)
+
+    @property
+    def values(self) -> list[float]:
+        """Of the main metric, of the runs that have one."""
+        return [run.value for run in self.runs if run.value is not None]
+
+    @property
+    def is_recomputed(self) -> bool:
+        """Whether every number was computed again; a run that diverged has none."""
+        ran = [run for run in self.runs if run.record is None or run.record.status == "completed"]
+        return all(run.is_recomputed for run in ran) and bool(ran)
+
+    @property
+    def seed_matters(self) -> bool:
+        """Whether another seed can give another answer."""
+        from bench.runs.means import seed_matters
+
+        return self.record is None or seed_matters(self.record)
