@@ -503,7 +503,7 @@ def test_on_diabetes_no_network_is_ahead_of_a_linear_regression_and_seventeen_ar
 
 
 def test_full_covariance_on_diabetes_is_better_than_mean_field_by_less_than_a_tenth():
-    """Paired by seed; docs/decisions.md names the tenth before the runs."""
+    """Paired by seed; docs/expectations.yaml names the tenth before the runs."""
     found = {
         (r.method.identity, r.seed): r.metrics for _, r in committed() if r.task.name == "diabetes_regression"
     }
@@ -643,7 +643,7 @@ def clothed(method):
 
 
 def test_of_the_four_that_lead_on_digits_two_are_known_to_lead_on_fashion_mnist():
-    """What docs/decisions.md named before the runs, its point 1."""
+    """What docs/expectations.yaml named before the runs, its point 1."""
     plain, better, worse = clothed("map"), set(), set()
     for method in set(CLOTHES) - {"map"}:
         pairs = zip(plain, clothed(method), strict=True)
@@ -719,7 +719,7 @@ def test_on_cifar10_two_lead_and_wide_posteriors_are_calibrated():
 
 
 def test_what_was_named_before_the_runs_on_cifar10():
-    """Points 2 to 4 of docs/decisions.md; the first is in the test above."""
+    """Points 2 to 4 of docs/expectations.yaml; the first is in the test above."""
     runs = {r.method.identity for _, r in committed() if r.task.identity == "shift_cifar10"}
     runs = {method: shifted(method, "shift_cifar10", 3) for method in runs}
     assert len(runs) == 9

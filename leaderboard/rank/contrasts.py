@@ -10,7 +10,7 @@ left, and a difference has Welch's interval. Over overlapping splits it has that
 
 Simultaneous limits take the quantile of the largest |t| in worlds simulated from the variances found (Zhang
 2015), not Sidak's: with three seeds a variance over seeds is often tiny by chance, Satterthwaite then takes
-the examples for all there is, and among many pairs that happens to some (docs/decisions.md, Ranking).
+the examples for all there is, and among many pairs that happens to some (docs/decisions/statistics.md).
 
 Losses with a long tail bend a limit outwards, by Hall's transformation, where the mean may lie far.
 
