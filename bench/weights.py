@@ -1,7 +1,7 @@
 """Weight space: a posterior is a distribution over a plain network's dictionary of parameters.
 
 S draws of the weights are one dictionary of stacked tensors `[S, *shape]`, and `forward` runs the network
-under each of them. How S is walked is private to this file and chosen by measurement (docs/decisions/speed.md):
+under each of them. How S is walked is private to this file and chosen by measurement (decisions/speed.md):
 
     stacked   one batched matrix product per layer; networks that are plain stacks of linear layers
     loop      one sample after another through `torch.func.functional_call`, images in channels-last order

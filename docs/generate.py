@@ -15,6 +15,7 @@ import sys
 from parts import (
     active,
     continual,
+    expectations,
     fidelity,
     findings,
     geometry,
@@ -30,7 +31,11 @@ from parts.evidence import ROOT
 from bench import figures
 
 DRAWING = (active, continual, fidelity, geometry, mixtures, results, retinopathy, singular, training)
-PARTS = {name: part for module in (*DRAWING, findings, methods) for name, part in module.PARTS.items()}
+PARTS = {
+    name: part
+    for module in (*DRAWING, expectations, findings, methods)
+    for name, part in module.PARTS.items()
+}
 
 
 def page(text: str) -> str:

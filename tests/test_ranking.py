@@ -568,7 +568,7 @@ def test_scores_across_tasks_hold_the_truth(worlds):
 
 
 def test_committed_report_keeps_its_targets_but_for_one_row(worlds):
-    """Twenty entries of three seeds, where seeds dominate: 0.929, and 0.932 of 2,500 worlds (decisions/statistics.md).
+    """Twenty entries of three seeds, where seeds dominate: 0.929, and 0.932 of 2,500 worlds (docs/decisions).
 
     Sidak's level, which was refused, misses there by far.
     """
