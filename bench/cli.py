@@ -20,13 +20,14 @@ from bench.commands.comparing import compare, list_runs
 from bench.commands.completion import show_script, typed
 from bench.commands.dashboard import wandb
 from bench.commands.datasets import show_data
-from bench.commands.handing_in import store, submit
+from bench.commands.handing_in import submit
 from bench.commands.listing import show_names
 from bench.commands.parser import errors, output
 from bench.commands.reporting import report
 from bench.commands.results import draw, record, reference, show
 from bench.commands.running import run
 from bench.commands.searching import sweep, tune
+from bench.commands.storing import store
 from bench.commands.verifying import verify
 from bench.errors import BenchError, OutputError, UsageError
 from bench.runs.registry import nearest
@@ -49,7 +50,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "sweep": (sweep, "run every cell of a grid"),
     "tune": (tune, "choose settings by validation data, within a budget"),
     "submit": (submit, "make a submission to the leaderboard of runs"),
-    "store": (store, "move the arrays of submissions, or check them"),
+    "store": (store, "bring, check or commit the arrays behind records"),
     "verify": (verify, "check a submission: its files, and its metrics computed again"),
     "board": (board, "build the leaderboard's pages, serve them, add to them"),
     "wandb": (wandb, "build a Weights & Biases workspace that compares methods"),

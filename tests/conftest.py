@@ -1,12 +1,16 @@
 """What all tests share: one thread, an ear for Ctrl-C, helper modules importable as `conformance.laws`."""
 
 import gc
+import os
 import signal
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+
+from bench.leaderboard.evidence.store import NotAtHand
 
 sys.path.append(str(Path(__file__).parent))
 pytest.register_assert_rewrite("conformance.laws")
@@ -37,6 +41,31 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("slow") or {"conformance", "oracles"} & {*item.path.parts}:
             item.add_marker("no_cover")
+
+
+@contextmanager
+def skipped_without_evidence():
+    """A test that needs arrays which neither this clone nor its remote holds is skipped; in CI it fails."""
+    try:
+        yield
+    except NotAtHand as error:
+        if os.environ.get("BENCH_REQUIRE_DATA") == "1":
+            raise
+        pytest.skip(str(error))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup():
+    """Fixtures read arrays too."""
+    with skipped_without_evidence():
+        return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    """What a test reads itself."""
+    with skipped_without_evidence():
+        return (yield)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,10 +1,28 @@
-"""Arrays of committed runs that may lie elsewhere: the store may be emptied of what no check needs."""
+"""Arrays of committed runs, which the history of the repository holds: brought once, for all tests."""
 
 import os
+from functools import cache
 
 import pytest
 
-from bench.leaderboard.evidence.store import run_arrays
+from bench.leaderboard.evidence import entries, store
+
+
+@cache
+def brought():
+    """Has what stands behind all committed runs in the user's cache; returns why some is not, in one line.
+
+    In a full clone this takes no network. The first time it takes half a minute, and tells how far it is.
+    """
+    told = 0
+
+    def tell(done, of):
+        nonlocal told
+        if done == of or done >= told + 200:
+            told = done
+            print(f"arrays and curves at hand: {done} of {of}", flush=True)
+
+    return store.bring((directory for directory, _ in entries.committed()), tell)
 
 
 def at_hand(directories, every=False):
@@ -18,11 +36,12 @@ def at_hand(directories, every=False):
     """
     directories = list(directories)
     assert directories, "no committed run was found"
-    here = [directory for directory in directories if run_arrays(directory) is not None]
+    why = brought()
+    here = [directory for directory in directories if store.run_arrays(directory) is not None]
     absent = [directory for directory in directories if directory not in set(here)]
     if absent:
-        entries = sorted({"/".join(directory.parts[-3:-1]) for directory in absent})
-        said = f"not computed again, their arrays are not in leaderboard/store: {', '.join(entries)}"
+        names = sorted({"/".join(directory.parts[-3:-1]) for directory in absent})
+        said = f"not computed again, their arrays are not at hand ({why}): {', '.join(names)}"
         if os.environ.get("BENCH_REQUIRE_DATA") == "1":
             pytest.fail(f"{said}; bench store pull fetches them")
         if every or not here:

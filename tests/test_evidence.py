@@ -12,10 +12,10 @@ from stored import at_hand
 
 from bench.diagnostics import RHAT_LIMIT, mixed
 from bench.intervals import Moments, welch
-from bench.leaderboard.evidence.entries import RECORDS, committed, directory_of, scores_of
+from bench.leaderboard.evidence.entries import RECORDS, committed, curves_of, directory_of, scores_of
 from bench.metrics import restore
 from bench.runs import registry
-from bench.runs.records import read_curves, read_record
+from bench.runs.records import read_record
 from bench.studies import references
 from bench.sweep import sweep
 
@@ -371,7 +371,7 @@ def test_scores_of_radial_guide_once_its_weights_spread_and_validation_does_not_
     def of(rho, seed=0):
         name = "radial+train_samples=1" + (f",initial_rho={rho}" if rho != -4.0 else "")
         run = RECORDS / "active_testing_mnist" / name / f"seed{seed}"
-        losses = [v for curve, model, _, v in read_curves(run) if (curve, model) == ("val_nll", "full model")]
+        losses = [v for curve, model, _, v in curves_of(run) if (curve, model) == ("val_nll", "full model")]
         return read_record(run).metrics, min(losses)
 
     dropout = [r.metrics for r in active("active_testing_mnist", "mc_dropout")]

@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bench.leaderboard.evidence.entries import committed
-from bench.runs.records import read_curves
-from bench.runs.runner import finished
+from bench.leaderboard.evidence.entries import committed, curves_of, finished_run
 from bench.studies.singular import Triplet, claims, table
 from bench.studies.singular.claims import FAR, LEARNED
 from bench.tasks.singular_evidence import row
@@ -69,7 +67,7 @@ def runs():
     """All committed runs, checked to be on the same data sets."""
     own = [(path, record) for path, record in committed() if record.task.name == "singular_evidence"]
     assert own, "no record of singular_evidence is committed"
-    found = [row(finished(path)) for path, _ in own]
+    found = [row(finished_run(path)) for path, _ in own]
     table.check(found)
     return found
 
@@ -119,7 +117,7 @@ def losses_of_fits(task, method):
         for path, record in committed()
         if (record.task.identity, record.method.name, record.preset) == (task, method, "paper")
     ]
-    points = np.array([(row.x, row.value) for row in read_curves(path) if row.curve == "loss"])
+    points = np.array([(row.x, row.value) for row in curves_of(path) if row.curve == "loss"])
     return np.split(points, np.flatnonzero(np.diff(points[:, 0]) < 0) + 1)  # a fit starts over at 1
 
 

@@ -226,7 +226,7 @@ def _figures(runs: Iterable[Found], task: Any) -> tuple[list[dict[str, str]], st
 
     Those that lie beside the record, else those that its task draws of its arrays.
     """
-    from bench.leaderboard.rank.against import arrays_of
+    from bench.leaderboard.evidence.store import run_arrays
 
     for run in runs:
         if run.record is None or run.record.status != "completed":
@@ -235,7 +235,7 @@ def _figures(runs: Iterable[Found], task: Any) -> tuple[list[dict[str, str]], st
         found = {path.stem: content for path in paths if (content := _svg(path))}
         left_out = len(paths) - len(found)
         note = f"figures left out, being links, no SVG or over 2 MiB: {left_out}" if left_out else ""
-        if not paths and task is not None and (arrays := arrays_of(run.directory)) is not None:
+        if not paths and task is not None and (arrays := run_arrays(run.directory)) is not None:
             try:
                 found = _redrawn(run.directory, arrays)
             except BenchError as error:
@@ -274,14 +274,15 @@ def _redrawn(directory: Path, path: Path) -> dict[str, bytes]:
 
 def _curves(runs: Iterable[Found]) -> list[dict[str, Any]]:
     """A chart of every curve of `curves.csv`, a colour a series, a line a seed."""
+    from bench.leaderboard.evidence.store import run_curves
     from bench.runs.records import read_curves
 
     rows: dict[str, dict[str, list[list[Row]]]] = {}
     for run in runs:
-        if not (run.directory / "curves.csv").exists():
+        if (path := run_curves(run.directory)) is None:
             continue
         of_run: dict[tuple[str, str], list[Row]] = {}
-        for row in read_curves(run.directory):
+        for row in read_curves(run.directory, path):
             if math.isfinite(row.x) and math.isfinite(row.value):
                 of_run.setdefault((row.curve, row.series), []).append(row)
         for (curve, series), line in of_run.items():

@@ -178,12 +178,13 @@ def _draw_together(directories: list[Path], folder: Path, form: Format) -> None:
     Where the table is for programs, it alone is on standard output.
     """
     from bench import figures
+    from bench.leaderboard.evidence.store import run_arrays, run_curves
     from bench.runs.registry import defects
     from bench.runs.runner import finished
 
     groups: dict[Any, list[FinishedRun]] = {}
     for directory in directories:
-        run = finished(directory)
+        run = finished(directory, run_arrays(directory), run_curves(directory))
         owner = next(cls for cls in type(run.task).__mro__ if "compare" in vars(cls))
         groups.setdefault(owner, []).append(run)
     say = output if form == "table" else errors

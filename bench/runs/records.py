@@ -319,13 +319,17 @@ def replace_curves(directory: Path, rows: list[Row]) -> None:
     write_curves(directory, [*rows, *(row for row in kept if tuple(row[:2]) not in new)])
 
 
-def read_curves(directory: Path) -> list[Row]:
+def read_curves(directory: Path, path: Path | None = None) -> list[Row]:
     """Reads `curves.csv`.
+
+    Args:
+        directory: Of the run.
+        path: The file, where it does not lie beside the record.
 
     Raises:
         UsageError: If there is none or it is not of that form.
     """
-    path = directory / "curves.csv"
+    path = path or directory / "curves.csv"
     try:
         with path.open(newline="") as file:
             header, *rows = csv.reader(file)

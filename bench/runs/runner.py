@@ -190,7 +190,7 @@ def task_of(record: records.Record, data_dir: str | None = None) -> Task:
     return protocol
 
 
-def finished(directory: Path, path: Path | None = None) -> FinishedRun:
+def finished(directory: Path, path: Path | None = None, curves_path: Path | None = None) -> FinishedRun:
     """A finished run as `Task.compare` gets it; needs no data set.
 
     A run handed in has no `curves.csv`: its curves are the task's own, without those of the training.
@@ -198,6 +198,7 @@ def finished(directory: Path, path: Path | None = None) -> FinishedRun:
     Args:
         directory: Of the run.
         path: The file of its arrays, where it does not lie there.
+        curves_path: The file of its curves, where it does not lie there.
 
     Raises:
         UsageError: If the directory holds no finished run, or its method cannot be found.
@@ -216,8 +217,8 @@ def finished(directory: Path, path: Path | None = None) -> FinishedRun:
     if record.precision != registry.FULL_PRECISION:
         changed["trainer.precision"] = record.precision
     arrays = records.read_arrays(directory, path)
-    if (directory / "curves.csv").exists():
-        curves = records.read_curves(directory)
+    if (curves_path or directory / "curves.csv").exists():
+        curves = records.read_curves(directory, curves_path)
     else:
         with registry.defects(f"the curves of {directory}"):
             curves = records.checked_curves(task.curves(arrays))

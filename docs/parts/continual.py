@@ -29,6 +29,7 @@ from parts.methods import steps_measured
 
 from bench.contract import FinishedRun
 from bench.intervals import differences, student
+from bench.leaderboard.evidence.store import run_curves
 from bench.studies import continual
 
 SPLIT_MNIST = ROOT / "docs" / "tasks" / "split_mnist.md"
@@ -265,8 +266,8 @@ def terms(task: str) -> str:
     for task_identity, method_identity, group in groups(task):
         if task_identity != task or group[0][1].method.name not in ("mfvi", "radial"):
             continue
-        files = [path / "curves.csv" for path, _ in group]
-        curves = [list(csv.DictReader(file.open())) for file in files if file.exists()]
+        files = [run_curves(path) for path, _ in group]
+        curves = [list(csv.DictReader(file.open())) for file in files if file is not None]
         if not curves:  # of a submission, which has none of the training
             continue
         cells = []

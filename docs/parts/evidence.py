@@ -14,8 +14,6 @@ from bench import figures
 from bench.contract import Comparison, FinishedRun
 from bench.intervals import student
 from bench.leaderboard.evidence import entries
-from bench.leaderboard.evidence.store import run_arrays
-from bench.runs import runner
 from bench.runs.records import Record
 
 ROOT = Path(__file__).parent.parent.parent
@@ -64,7 +62,7 @@ def by_seed(task_identity: str, method_identity: str) -> dict[int, tuple[Path, R
 @cache
 def finished(path: Path) -> FinishedRun:
     """A committed run, read once."""
-    return runner.finished(path, run_arrays(path))
+    return entries.finished_run(path)
 
 
 def finished_runs(*tasks: str) -> list[FinishedRun]:

@@ -23,7 +23,7 @@ from typing import Final
 from bench.leaderboard.check.codes import Rejected
 from bench.leaderboard.check.reading import arrays_of, parsed, read_header, read_record
 from bench.leaderboard.evidence import submission as layout
-from bench.leaderboard.evidence.store import STORE, name_of
+from bench.leaderboard.evidence.store import STORE, found
 from bench.leaderboard.evidence.submission import Submission
 from bench.runs import registry
 from bench.runs.records import Record
@@ -232,7 +232,8 @@ def check(directory: Path, against: Path | None = None, store: Path = STORE) -> 
     Args:
         directory: The submission; its name is the slug.
         against: Folder of submissions, such as those on the board, whose arrays this one must not have.
-        store: Folder of arrays by their SHA-256, looked at where arrays are not beside their record.
+        store: Folder of arrays by their SHA-256; it, and after it the user's cache, is looked at where arrays
+            are not beside their record.
 
     Raises:
         Rejected: With the first reason found.
@@ -281,7 +282,7 @@ def _run(tree: Tree, name: str, submission: Submission, store: Path) -> tuple[Ha
     _refuse_record(record, name)
     path, known = tree.root / arrays_name, tree.files.get(arrays_name)
     if known is None and (digest := submission.files.get(arrays_name)):
-        path = store / name_of(digest)
+        path = found(digest, store=store) or path
         with suppress(OSError):
             known = path.lstat()
         if known is None or not stat.S_ISREG(known.st_mode) or known.st_size > LARGEST["arrays.safetensors"]:

@@ -1,8 +1,9 @@
 """The committed records: what the project shows as evidence, and the way in.
 
-A record lies in `records/<task identity>/<method identity>/seed<k>/` with the arrays from which every one of
-its numbers can be computed again, and its curves, thinned. Runs of ranked tasks lie in the project's own
-submission (`submission.py`), without curves; what a page draws the training of lies in both.
+A record lies in `records/<task identity>/<method identity>/seed<k>/`. The arrays from which every one of its
+numbers can be computed again, and its curves, thinned, lie there too until they are committed; then the
+history has them (`store.py`). Runs of ranked tasks lie in the project's own submission (`submission.py`),
+without curves; what a page draws the training of lies in both.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.contract import Task
+from bench.contract import FinishedRun, Task
 from bench.errors import UsageError
-from bench.leaderboard.evidence.store import run_arrays
+from bench.leaderboard.evidence.store import CURVES, needed, run_arrays, run_curves
 from bench.leaderboard.evidence.submission import OURS, SUBMISSIONS, run_name
 from bench.runs import registry
 from bench.runs.records import (
@@ -30,9 +31,9 @@ from bench.runs.records import (
     split_metrics,
     with_commit,
 )
-from bench.runs.runner import load_scores, task_of
+from bench.runs.runner import finished, load_scores, task_of
 from bench.settings import build
-from bench.spec import Arrays, Spec
+from bench.spec import Arrays, Row, Spec
 from bench.system.files import write_all, writing
 from bench.system.source import source_hash
 
@@ -238,9 +239,27 @@ def directory_of(task: str, method: str, seed: int = 0) -> Path:
 
 
 def scores_of(directory: Path) -> tuple[Task, Arrays]:
-    """The task of a committed run, and its arrays, which may lie in the store.
+    """The task of a committed run, and its arrays.
 
     Raises:
-        UsageError: If they are not at hand; `bench store pull` fetches them.
+        UsageError: If they are not at hand and cannot be brought.
     """
-    return load_scores(directory, run_arrays(directory))
+    return load_scores(directory, needed(directory))
+
+
+def curves_of(directory: Path) -> list[Row]:
+    """The curves of a committed run, thinned.
+
+    Raises:
+        UsageError: If they are not at hand and cannot be brought.
+    """
+    return read_curves(directory, needed(directory, CURVES))
+
+
+def finished_run(directory: Path) -> FinishedRun:
+    """A committed run as `Task.compare` gets it.
+
+    Raises:
+        UsageError: If its arrays are not at hand and cannot be brought.
+    """
+    return finished(directory, needed(directory), run_curves(directory))

@@ -21,6 +21,7 @@ from scipy import special
 from bench.errors import UsageError
 from bench.intervals import FEWEST, Interval, student
 from bench.leaderboard.evidence.entries import RECORDS
+from bench.leaderboard.evidence.store import CURVES, needed
 from bench.leaderboard.evidence.submission import OURS, SUBMISSIONS
 from bench.runs.plan import Plan
 from bench.runs.records import Record, read_curves, read_record
@@ -244,7 +245,7 @@ def _record(path: Path) -> Record:
 def _values(claim: Claim, metric: str, path: Path, record: Record) -> dict[Any, float | None]:
     """What a run says of a metric, by what is paired; None where it diverged or the metric is undefined."""
     if claim.per == REPETITION:
-        points = [row for row in read_curves(path) if row.curve == metric]
+        points = [row for row in read_curves(path, needed(path, CURVES)) if row.curve == metric]
         return {(record.seed, row.x): row.value for row in points if np.isfinite(row.value)}
     key = record.seed if claim.per is None else record.task.settings[claim.per]
     if record.status != "completed":

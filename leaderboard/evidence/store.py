@@ -1,37 +1,34 @@
-"""Where the arrays of submissions live: each once, under the hash of its bytes.
+"""The one door to the arrays and curves of committed runs: each is known by the SHA-256 of its bytes.
 
-A run's arrays lie beside its record, or in `store/<first two>/<sha256>.safetensors`, or at a place that
-`store.toml` names, any URL of fsspec (`file://`, `s3://`, `hf://`), under the same path. A submission's
-manifest holds the hash. Arrays move byte for byte, and nothing takes its name before its bytes are known to
-be right.
+A file of a run lies beside its record while it is new, or in `store/` where a submission was adopted. After
+`bench store commit` it is in the history of the repository (`history.py`), and the manifest says under which
+name (`manifest.py`). What is read comes from the user's cache, into which the history gives it, or a further
+place (`moving.py`). Nothing takes its name before its bytes are known to be right.
 """
 
 from __future__ import annotations
 
 import hashlib
-import tomllib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
-from bench.errors import BenchError, UsageError
-from bench.leaderboard.evidence import submission
-from bench.leaderboard.evidence.submission import MANIFEST, SUBMISSIONS
+from bench.errors import UsageError
+from bench.leaderboard.evidence import history, manifest, submission
+from bench.leaderboard.evidence.manifest import ROOT
+from bench.leaderboard.evidence.submission import MANIFEST
+from bench.system import places
 from bench.system.files import write
-from bench.text import one_line
 
-STORE = Path(__file__).parent.parent / "store"
-"""The store of this project."""
-PLACES = Path(__file__).parent.parent / "store.toml"
-"""Further places."""
-ARRAYS = "arrays.safetensors"
+STORE = ROOT / "store"
+"""Arrays of adopted submissions that are not yet committed."""
+ARRAYS, CURVES = "arrays.safetensors", "curves.csv"
+_AT_ONCE = 32 * 2**20
+"""Bytes that are fetched in one request: what was brought stays, so a pull that is stopped goes on."""
 
 Tell = Callable[[int, int], None]
-"""Called with the number of arrays that are done, and of all."""
+"""Called with the number of files that are done, and of all."""
 
 
 def sha256(content: bytes) -> str:
@@ -39,221 +36,230 @@ def sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def name_of(digest: str) -> str:
-    """Path of an object inside a store."""
-    return f"{digest[:2]}/{digest}.safetensors"
+def name_of(digest: str, file: str = ARRAYS) -> str:
+    """Path of an object inside a store or the cache; `file` is the name it has beside a record."""
+    return f"{digest[:2]}/{digest}{Path(file).suffix}"
+
+
+def kept(digest: str, file: str = ARRAYS) -> Path:
+    """Where an object lies in the user's cache, once it was brought there."""
+    return places.CACHE_ROOT / "evidence" / name_of(digest, file)
+
+
+@dataclass
+class Object:
+    """A file of evidence, known by its bytes.
+
+    Attributes:
+        digest: SHA-256 of its bytes.
+        file: Its name beside a record.
+        blob: Its name in the history; None if it is not committed.
+        length: Its bytes; 0 where no manifest says.
+        beside: Where it would lie beside its records.
+    """
+
+    digest: str
+    file: str
+    blob: str | None = None
+    length: int = 0
+    beside: list[Path] = field(default_factory=list)
+
+    def near(self, root: Path) -> list[Path]:
+        """Files in the tree that should be it, where they are there."""
+        return [p for p in (*self.beside, root / "store" / name_of(self.digest, self.file)) if p.exists()]
+
+
+def named(root: Path = ROOT, tasks: Collection[str] = ()) -> dict[str, Object]:
+    """What manifests and submissions name, by digest in its order.
+
+    Args:
+        root: Folder with submissions/ and manifests/.
+        tasks: Identities of tasks, or their names before the first `+`; none are all.
+
+    Raises:
+        UsageError: If a task has no evidence.
+    """
+    found: dict[str, Object] = {}
+    known = set()
+
+    def add(digest: str, path: str, blob: str | None = None, length: int = 0) -> None:
+        *_, task, _, _, file = path.split("/")
+        known.add(task)
+        if tasks and task not in tasks and task.split("+")[0] not in tasks:
+            return
+        known.update((task, task.split("+")[0]))
+        entry = found.setdefault(digest, Object(digest, file))
+        entry.blob, entry.length = entry.blob or blob, entry.length or length
+        if (at := root / path) not in entry.beside:
+            entry.beside.append(at)
+
+    for line in manifest.read(root).values():
+        add(line.digest, line.path, line.blob, line.length)
+    for slug in sorted((root / "submissions").glob(f"*/{MANIFEST}")):
+        for path, digest in listed(slug.parent).items():
+            if path.endswith(f"/{ARRAYS}"):
+                add(digest, f"submissions/{slug.parent.name}/{path}")
+    if unknown := sorted(set(tasks) - known):
+        raise UsageError(f"there is no evidence on {unknown[0]}: bench list tasks names the tasks")
+    return dict(sorted(found.items()))
+
+
+# -------------------------------------------------------------------------------------------------- the door
+
+
+class NotAtHand(UsageError):
+    """A file of evidence is neither here nor in the history of this clone."""
 
 
 def run_arrays(run: Path, store: Path = STORE) -> Path | None:
-    """The arrays of a committed or handed-in run: beside its record, else in the store; None if neither.
+    """The arrays of a committed or handed-in run; None if they are not at hand and cannot be brought."""
+    return _file(run, ARRAYS, store)
 
-    Args:
-        run: Directory of the run.
-        store: The folder of the store.
+
+def run_curves(run: Path) -> Path | None:
+    """The curves of a committed run; None if it has none, or if they cannot be brought."""
+    return _file(run, CURVES, STORE)
+
+
+def needed(run: Path, file: str = ARRAYS) -> Path:
+    """A file of a committed run.
+
+    Raises:
+        NotAtHand: If it cannot be brought; in one line, with the way to get it.
     """
-    if (beside := run / ARRAYS).exists():
-        return beside
-    root = run.parents[2]
-    digest = _files(root).get(f"{run.relative_to(root).as_posix()}/{ARRAYS}")
-    if digest is None or not (path := store / name_of(digest)).exists():
-        return None
+    if (path := _file(run, file, STORE)) is None:
+        why = bring([run]) or "no manifest names them"
+        task = run.parts[-3]
+        raise NotAtHand(f"the {Path(file).stem} of {run} are not at hand ({why}): bench store pull {task}")
     return path
 
 
-def _files(root: Path) -> dict[str, str]:
+def _file(run: Path, file: str, store: Path) -> Path | None:
+    """A file of a run: beside its record, in the store, or in the cache, into which the history gives it."""
+    if (beside := run / file).exists():
+        return beside
+    run = run.resolve()
+    line = _line(run, file)
+    digest = line.digest if line else _listed(run).get(f"{'/'.join(run.parts[-3:])}/{file}")
+    if digest is None:
+        return None
+    if (path := found(digest, file, store)) is None and line is not None:
+        from_history([Object(line.digest, file, line.blob, line.length)])
+        path = found(digest, file, store)
+    return path
+
+
+def found(digest: str, file: str = ARRAYS, store: Path = STORE) -> Path | None:
+    """The object of a digest in the store or the user's cache, a whole one first; None if in neither."""
+    at, other = store / name_of(digest, file), kept(digest, file)
+    whole = next((path for path in (at, other) if is_right(path, digest)), None)
+    return whole or (at if at.exists() else None)
+
+
+def _line(run: Path, file: str) -> manifest.Line | None:
+    """The line of the manifest that stands for a file of a run of this project.
+
+    Of other folders no manifest is read: it would have git work in a repository that may be a stranger's.
+    """
+    root = manifest.ROOT.resolve()
+    if not run.is_relative_to(root):
+        return None
+    return manifest.read(root).get(f"{run.relative_to(root).as_posix()}/{file}")
+
+
+def bring(runs: Iterable[Path], tell: Tell = lambda done, of: None) -> str:
+    """Has the arrays and curves of committed runs at hand, as far as the history has them, in few requests.
+
+    Returns:
+        Why some could not be brought, in one line; empty if all were.
+    """
+    objects: dict[str, Object] = {}
+    for run in runs:
+        for file in (ARRAYS, CURVES):
+            line = _line(run.resolve(), file)
+            if line is not None and not (run / file).exists():
+                objects[line.digest] = Object(line.digest, file, line.blob, line.length)
+    missing, why = from_history(list(objects.values()), tell=tell)
+    return (why or "the history of this clone does not hold them") if missing else ""
+
+
+def from_history(
+    objects: Sequence[Object], root: Path | None = None, tell: Tell = lambda done, of: None
+) -> tuple[list[Object], str]:
+    """Brings objects from the history of a folder's repository into the cache.
+
+    Returns:
+        Those that it does not have, and why.
+    """
+    folder = root or manifest.ROOT
+    missing: list[Object] = []
+    wanted, done, why = [], 0, ""
+    for entry in objects:
+        if is_right(kept(entry.digest, entry.file), entry.digest):
+            done += 1
+        elif entry.blob is None:
+            missing.append(entry)
+        else:
+            wanted.append(entry)
+    tell(done, len(objects))
+    for part in parts(wanted):
+        why = why or history.fetch(folder, [entry.blob for entry in part if entry.blob])
+        for entry, (_, content) in zip(
+            part, history.contents(folder, [entry.blob or "" for entry in part]), strict=True
+        ):
+            if content is None or sha256(content) != entry.digest:
+                missing.append(entry)
+            else:
+                write(kept(entry.digest, entry.file), content)
+            tell(done := done + 1, len(objects))
+    return missing, why
+
+
+def parts(objects: Sequence[Object]) -> Iterator[list[Object]]:
+    """The objects in order, in parts of about as many bytes as are fetched at once."""
+    part: list[Object] = []
+    size = 0
+    for entry in objects:
+        part.append(entry)
+        size += entry.length
+        if size >= _AT_ONCE:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _listed(run: Path) -> dict[str, str]:
+    """The files that the manifest of a run's submission names; none where there is no manifest."""
+    if len(run.parents) < 3:
+        return {}
+    return listed(run.parents[2])
+
+
+def listed(submission: Path) -> dict[str, str]:
     """The files that the manifest of a submission names; none where there is no manifest."""
     try:
-        return _manifest(root, (root / MANIFEST).stat().st_mtime_ns)
-    except FileNotFoundError:
+        return _submission(submission, (submission / MANIFEST).stat().st_mtime_ns)
+    except (FileNotFoundError, NotADirectoryError):
         return {}
 
 
 @cache
-def _manifest(root: Path, changed: int) -> dict[str, str]:
+def _submission(root: Path, changed: int) -> dict[str, str]:
     return submission.read(root).files
-
-
-def named(submissions: Path = SUBMISSIONS) -> dict[str, list[Path]]:
-    """What submissions name: hash -> where the arrays would lie beside their records."""
-    found: dict[str, list[Path]] = {}
-    for manifest in sorted(submissions.glob(f"*/{MANIFEST}")):
-        for path, digest in _files(manifest.parent).items():
-            if path.endswith(f"/{ARRAYS}"):
-                found.setdefault(digest, []).append(manifest.parent / path)
-    return dict(sorted(found.items()))
-
-
-def places(path: Path = PLACES) -> list[str]:
-    """The URLs of further places.
-
-    Raises:
-        UsageError: If the file is none that names places.
-    """
-    try:
-        known = tomllib.loads(path.read_text())
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {one_line(error)}") from None
-    urls = known.pop("places", [])
-    if known or not isinstance(urls, list) or not all(isinstance(url, str) and "://" in url for url in urls):
-        raise UsageError(f'{path} must say places = ["s3://...", ...] and nothing else')
-    return urls
-
-
-@dataclass(frozen=True)
-class Object:
-    """An array that submissions name.
-
-    Attributes:
-        digest: SHA-256 of its bytes.
-        where: The files and URLs that hold it, those at hand first; of further places the first that does.
-        damaged: The files and URLs whose bytes are others.
-    """
-
-    digest: str
-    where: tuple[str, ...]
-    damaged: tuple[str, ...]
-
-
-def check(submissions: Path = SUBMISSIONS, store: Path = STORE, urls: Sequence[str] = ()) -> Iterator[Object]:
-    """Reads every array that a submission names, at hand or, where it is not, from the further places.
-
-    Raises:
-        BenchError: If a place cannot be reached.
-    """
-    for digest, beside in named(submissions).items():
-        right: list[str] = []
-        wrong: list[str] = []
-        for path in (*beside, store / name_of(digest)):
-            if path.exists():
-                (right if sha256(path.read_bytes()) == digest else wrong).append(str(path))
-        for url in urls:
-            if not right and (content := _fetched(url, digest)) is not None:
-                (right if sha256(content) == digest else wrong).append(f"{url.rstrip('/')}/{name_of(digest)}")
-        yield Object(digest, tuple(right), tuple(wrong))
-
-
-def push(
-    url: str,
-    submissions: Path = SUBMISSIONS,
-    store: Path = STORE,
-    force: bool = False,
-    tell: Tell = lambda done, of: None,
-) -> int:
-    """Copies the arrays that submissions name and that are at hand to a place; returns how many went.
-
-    What is there already with as many bytes is left as it is.
-
-    Args:
-        url: The place.
-        submissions: Folder of the submissions.
-        store: Folder of the store.
-        force: Write again what is there.
-        tell: Progress.
-
-    Raises:
-        UsageError: If the bytes of an array at hand are not those that its submission names.
-        BenchError: If the place cannot be reached or written.
-    """
-    gone, objects = 0, named(submissions)
-    for number, (digest, beside) in enumerate(objects.items(), 1):
-        here = next((path for path in (*beside, store / name_of(digest)) if path.exists()), None)
-        if here is not None:
-            content = here.read_bytes()
-            if sha256(content) != digest:
-                raise UsageError(f"{here} is damaged: its bytes are not those that its submission names")
-            gone += _sent(url, digest, content, force)
-        tell(number, len(objects))
-    return gone
-
-
-def pull(
-    submissions: Path = SUBMISSIONS,
-    store: Path = STORE,
-    urls: Sequence[str] = (),
-    tell: Tell = lambda done, of: None,
-) -> tuple[int, list[str]]:
-    """Fetches into the store the arrays that are not at hand.
-
-    What was fetched stays, so a pull that was stopped goes on where it was.
-
-    Returns:
-        How many were fetched, and a line for each that was not: it is nowhere, or damaged where it is.
-
-    Raises:
-        BenchError: If a place cannot be reached.
-    """
-    fetched, missing, objects = 0, [], named(submissions)
-    for number, (digest, beside) in enumerate(objects.items(), 1):
-        path = store / name_of(digest)
-        if not any(_is_right(at, digest) for at in (*beside, path)):
-            why = "is at none of the places"
-            for url in urls:
-                content = _fetched(url, digest)
-                if content is not None and sha256(content) == digest:
-                    write(path, content)
-                    fetched += 1
-                    break
-                if content is not None:
-                    why = f"is damaged at {url}"
-            else:
-                missing.append(f"{digest} of {beside[0].parent} {why}")
-        tell(number, len(objects))
-    return fetched, missing
 
 
 def keep(content: bytes, store: Path = STORE) -> Path:
     """Puts the bytes of arrays into the store; returns the file."""
     path = store / name_of(digest := sha256(content))
-    if not _is_right(path, digest):
+    if not is_right(path, digest):
         write(path, content)
     return path
 
 
-def _is_right(path: Path, digest: str) -> bool:
-    return path.exists() and sha256(path.read_bytes()) == digest
-
-
-# --------------------------------------------------------------------------------------------- further places
-
-
-def _at(url: str, digest: str) -> tuple[fsspec.AbstractFileSystem, str]:
-    """The file system of a place, and an object's path there."""
+def is_right(path: Path, digest: str) -> bool:
+    """Whether a file is there, and has the bytes of this digest."""
     try:
-        system, root = fsspec.core.url_to_fs(url)
-    except ImportError as error:
-        extra = ": pip install 'posterior-bench[s3]'" if url.startswith("s3:") else ""
-        raise UsageError(f"{url} cannot be reached: {one_line(error)}{extra}") from None
-    except ValueError as error:
-        raise UsageError(f"{url} is no place: {one_line(error)}") from None
-    return system, f"{root.rstrip('/')}/{name_of(digest)}"
-
-
-def _fetched(url: str, digest: str) -> bytes | None:
-    """The bytes of an object at a place; None if it is not there."""
-    system, path = _at(url, digest)
-    try:
-        content: bytes = system.cat_file(path)
-    except FileNotFoundError:
-        return None
-    except Exception as error:  # every file system has errors of its own
-        raise BenchError(f"cannot read {url}: {one_line(error)}") from None
-    return content
-
-
-def _sent(url: str, digest: str, content: bytes, force: bool) -> bool:
-    """Writes an object to a place, in one step; whether it was not there."""
-    system, path = _at(url, digest)
-    try:
-        if not force and system.exists(path) and system.size(path) == len(content):
-            return False
-        if isinstance(system, LocalFileSystem):
-            write(Path(path), content)  # others show an object when all of it is there
-        else:
-            system.pipe_file(path, content)
-    except BenchError:
-        raise
-    except Exception as error:
-        raise BenchError(f"cannot write {url}: {one_line(error)}") from None
-    return True
+        return sha256(path.read_bytes()) == digest
+    except OSError:
+        return False

@@ -21,7 +21,7 @@ import pydantic
 from bench.contract import Task
 from bench.errors import UsageError
 from bench.leaderboard.evidence.entries import RECORDS
-from bench.leaderboard.evidence.store import ARRAYS, run_arrays
+from bench.leaderboard.evidence.store import run_arrays
 from bench.leaderboard.evidence.submission import MANIFEST, OURS, STATUS, SUBMISSIONS, words
 from bench.leaderboard.rank.ranking import Entry, Run, Standing, rank
 from bench.runs import registry
@@ -233,15 +233,8 @@ def rival(method: str, slug: str, runs: Iterable[Found], task: Task, is_own: boo
     return Rival(method, slug, results, seed_matters(records[0][0]), is_own)
 
 
-def arrays_of(run: Path) -> Path | None:
-    """The arrays of a run: beside its record, or as its submission names them; None if not here."""
-    if _slug(run):
-        return run_arrays(run.resolve())
-    return beside if (beside := run / ARRAYS).exists() else None
-
-
 def _losses(record: Record, directory: Path, task: Task) -> np.ndarray | None:
-    if record.status != "completed" or (path := arrays_of(directory)) is None:
+    if record.status != "completed" or (path := run_arrays(directory)) is None:
         return None
     arrays = read_arrays(directory, path)
     with registry.defects(f"the losses of {directory}"):

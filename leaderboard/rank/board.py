@@ -23,7 +23,8 @@ import numpy as np
 from bench.errors import UsageError
 from bench.intervals import Interval
 from bench.leaderboard.evidence import submission as layout
-from bench.leaderboard.evidence.store import name_of
+from bench.leaderboard.evidence.store import bring
+from bench.leaderboard.evidence.store import found as stored
 from bench.leaderboard.rank.cells import Cell, RunFiles
 from bench.leaderboard.rank.kept import Cache, folder
 from bench.leaderboard.rank.pairing import Pair
@@ -106,6 +107,8 @@ def build(
     beside = submissions.resolve().parent
     status = beside / layout.STATUS.name
     board, words = Board(), layout.words(status)
+    if submissions.resolve() == layout.SUBMISSIONS.resolve():
+        bring(path.parent for path in submissions.glob("*/*/*/seed*/record.json"))
     if unknown := sorted(words.keys() - set(_inside(submissions))):
         raise UsageError(f"{status} names {unknown[0]}, of which there is no submission in {submissions}")
     jobs = _gathered(board, submissions, beside / STORE, words)
@@ -240,7 +243,7 @@ def _hashed(
         content, at = _content(record), arrays
         found = {"record.json": _digest(content), "arrays.safetensors": _digest(_content(arrays))}
         if found["arrays.safetensors"] is None and listed:
-            at = str(store / name_of(listed))
+            at = str(stored(listed, store=store) or "")
             found["arrays.safetensors"] = _digest(_content(at))
         wanted = {"record.json": digests.get(_inside_submission(record)), "arrays.safetensors": listed}
         altered = next((name for name, digest in found.items() if digest and digest != wanted[name]), "")
