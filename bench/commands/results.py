@@ -213,7 +213,11 @@ def _draw_together(directories: list[Path], folder: Path, form: Format) -> None:
 def record(arguments: list[str]) -> None:
     """Copies runs to the committed records."""
     parser = Parser("bench record", description="Keep runs as evidence.")
-    parser.add_argument("action", type=Literal["add"], help="add copies runs to the committed records")
+    parser.add_argument(
+        "action",
+        type=Literal["add"],
+        help="add copies runs to the committed records; bench store commit follows",
+    )
     parser.add_argument(
         "RUN", nargs="+", type=str, help="directory of a run; neither smoke nor from changed source"
     )
