@@ -293,7 +293,7 @@ def test_hidden_characters_in_a_figure_do_not_end_the_process(tmp_path):
 def test_a_record_of_a_contestant_is_read_without_trust_and_opens_no_other_door():
     """bench.peers is the suite's own code; a record that names another module of it is refused like any."""
     code = """
-from bench import registry
+from bench.runs import registry
 from bench.errors import UsageError
 print(registry.method("bench.peers:PosteriorsVI").name)
 for name in ("peers:likelihood", "peers:Batch", "peers:os", "files:Path", "peersx:A"):

@@ -361,7 +361,7 @@ def test_observer_hears_of_stages_epochs_and_numbers():
 
 FAULTS = """
 import resource, torch
-from bench import trainer
+from bench.engine import trainer
 
 def faults():
     first = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

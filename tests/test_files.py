@@ -42,7 +42,7 @@ def test_writing_below_a_file_is_one_line(tmp_path):
 HOLDER = """
 import sys, time
 from pathlib import Path
-from bench import files
+from bench.system import files
 with files.locked(Path(sys.argv[1])):
     print("has it", flush=True)
     time.sleep(60)

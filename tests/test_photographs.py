@@ -525,7 +525,7 @@ def test_a_folder_that_cannot_be_written(source, tmp_path):
 
 SLOWLY = """
 import sys, time
-from bench import preparing
+from bench.photographs import preparing
 finished = preparing.preprocessing.finished
 def slow(*arguments):
     time.sleep(0.05)

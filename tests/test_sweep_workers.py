@@ -470,7 +470,7 @@ def test_ctrl_c_stops_all_and_the_same_command_goes_on(here, monkeypatch, capsys
 
 PARENT = """
 import os, subprocess, sys
-from bench import workers
+from bench.sweep import workers
 popen = subprocess.Popen
 def start(*arguments, **options):
     child = popen(*arguments, **options)
