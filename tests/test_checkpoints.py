@@ -18,7 +18,7 @@ from bench.engine.engine import Engine, TrainerOptions
 from bench.engine.watch import Watch
 from bench.errors import UsageError
 from bench.methods.map import MAP
-from bench.system.files import temporary
+from bench.system.files import left_behind
 
 BUDGET = Budget(epochs=4, batch_size=6)
 CONTENT = {"state_dict": {"weight": torch.arange(3.0)}, "fit": {"steps": 3, "loss": 0.5}, "diverged": None}
@@ -286,7 +286,7 @@ def test_process_killed_while_writing_leaves_nothing_in_the_end(tmp_path, monkey
         patch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt):
             made.fit(problems.mlp(), BUDGET)
-    assert temporary(tmp_path / name).exists()
+    assert left_behind(tmp_path / name)
     long = Engine(MAP, MAP.settings_class(), 0, tmp_path, TrainerOptions(accelerator="cpu"))
     assert digest(long.fit(problems.mlp(), BUDGET)) == digest(engine()[0].fit(problems.mlp(), BUDGET))
     assert [p.name for p in tmp_path.iterdir()] == ["000-fit.ckpt"]

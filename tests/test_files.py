@@ -37,6 +37,50 @@ def test_writing_below_a_file_is_one_line(tmp_path):
         files.write(tmp_path / "file" / "record.json", b"")
 
 
+WRITER = """
+import sys
+from pathlib import Path
+from bench.system import files
+path, own = Path(sys.argv[1]), sys.argv[2].encode()
+for number in range(500):
+    files.write(path, own * (1000 + number))
+"""
+
+
+def test_two_writers_of_one_file_never_fail_and_are_never_read_by_halves(tmp_path):
+    """1,000 writes by two processes, read all the while: what stands there is whole and by one of them."""
+    path = tmp_path / "file"
+    files.write(path, b"a" * 1000)
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, str(path), own]) for own in "ab"]
+    reads = 0
+    while any(writer.poll() is None for writer in writers):
+        content = path.read_bytes()
+        assert 1000 <= len(content) < 1500
+        assert content == content[:1] * len(content)
+        reads += 1
+    assert [writer.returncode for writer in writers] == [0, 0]
+    assert reads > 100
+    assert [other.name for other in tmp_path.iterdir()] == ["file"]
+
+
+def test_two_writers_under_one_name_are_caught(tmp_path, monkeypatch):
+    """The negative control: with one temporary name for all, the second writer is refused at once."""
+    monkeypatch.setattr(files, "temporary", lambda path: path.with_name(f".{path.name}.writing"))
+    (tmp_path / ".file.writing").write_bytes(b"half of another's")
+    with pytest.raises(OutputError, match="File exists"):
+        files.write(tmp_path / "file", b"whole")
+    assert not (tmp_path / "file").exists()
+
+
+def test_what_a_killed_writer_left_is_known_by_its_name(tmp_path):
+    left = files.temporary(tmp_path / "file")
+    left.write_bytes(b"half")
+    for other in (".file.writing", ".file2.0123456789abcdef.writing", "file"):
+        (tmp_path / other).write_bytes(b"")
+    assert files.left_behind(tmp_path / "file") == [left]
+    assert files.left_behind(tmp_path / "no" / "file") == []
+
+
 # ---- the lock
 
 HOLDER = """

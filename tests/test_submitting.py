@@ -1,12 +1,14 @@
 """From runs to a submission: what is taken, what is refused, that it is whole, and the same every time."""
 
 import io
+import itertools
 import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
+import test_submission
 
 import bench
 from bench import cli
@@ -282,7 +284,7 @@ def test_rename_that_fails_brings_the_older_one_back(good, tmp_path, monkeypatch
     rename = os.rename
 
     def fails(source, target):
-        if Path(source).name == ".mine.writing":
+        if Path(source).name.endswith(".writing"):
             raise OSError(13, "Permission denied")
         rename(source, target)
 
@@ -290,6 +292,101 @@ def test_rename_that_fails_brings_the_older_one_back(good, tmp_path, monkeypatch
     with pytest.raises(OutputError, match="Permission denied"):
         submit(good, tmp_path / "mine", WORDS | {"tuning_budget": 7}, force=True)
     assert contents(tmp_path / "mine") == before
+
+
+def handed_in(folder, words):
+    """A submission whose bytes are its words; only adoption looks at it."""
+    names = [f"t/m/seed{seed}/{name}" for seed in range(2) for name in ("record.json", "arrays.safetensors")]
+    made = {name: f"{words} {name}".encode() for name in names}
+    for name, content in made.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    test_submission.write(folder, files={name: store.sha256(content) for name, content in made.items()})
+    return folder
+
+
+def adopted(root):
+    """Words of the submission on a board, whole with all its arrays; None if there is none."""
+    (directory,) = [*(root / "submissions").glob("my-method")] or [None]
+    if directory is None:
+        return None
+    words = set()
+    for name, digest in submission.read(directory).files.items():
+        path = directory / name
+        if name.endswith(".safetensors"):
+            path = store.found(digest, store=root / "store")
+        assert store.sha256(path.read_bytes()) == digest
+        words.add(path.read_text().split()[0])
+    (word,) = words
+    return word
+
+
+def forked(function, *given, **named):
+    """Starts a call in a copy of this process; returns how that process is told."""
+    child = os.fork()
+    if child == 0:
+        function(*given, **named)
+        os._exit(0)
+    return child
+
+
+def ended(child):
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_at(number, call, function, *given, **named):
+    """Has the process end without another word in the `number`-th call of that name of `os`."""
+    real, calls = getattr(os, call), itertools.count(1)
+
+    def kill(*paths):
+        return os._exit(9) if next(calls) == number else real(*paths)
+
+    setattr(os, call, kill)
+    function(*given, **named)
+
+
+@pytest.mark.parametrize("call", ["replace", "rename"])
+def test_adoption_that_is_killed_at_any_write_leaves_the_old_or_the_new(tmp_path, call):
+    """At each of its renames in turn the process ends, as by kill -9; the same command then goes on."""
+    places = tmp_path / "submissions", tmp_path / "store"
+    old, new = (handed_in(tmp_path / word / "my-method", word) for word in ("old", "new"))
+    for number in itertools.count(1):
+        submitting.adopt(old, *places, force=True)
+        status = ended(forked(killed_at, number, call, submitting.adopt, new, *places, force=True))
+        assert adopted(tmp_path) in ({"new"} if status == 0 else {"old", None})
+        submitting.adopt(new, *places, force=True)
+        assert adopted(tmp_path) == "new"
+        assert [path.name for path in (tmp_path / "submissions").iterdir()] == ["my-method"]
+        if status == 0:
+            break
+        assert status == 9
+    assert number > 2
+
+
+def test_two_adoptions_at_once_are_one_after_the_other(tmp_path):
+    places = tmp_path / "submissions", tmp_path / "store"
+    submissions = {word: handed_in(tmp_path / word / "my-method", word) for word in ("one", "two")}
+
+    def again(folder):
+        for _ in range(20):
+            submitting.adopt(folder, *places, force=True)
+
+    children = [forked(again, folder) for folder in submissions.values()]
+    assert [ended(child) for child in children] == [0, 0]
+    assert adopted(tmp_path) in submissions
+    assert [path.name for path in (tmp_path / "submissions").iterdir()] == ["my-method"]
+
+
+@pytest.mark.parametrize("name", ["../../owned.txt", "t/m/../owned.txt", "/tmp/owned/a/b", "t/m/seed0/x/y"])
+def test_manifest_that_names_a_place_outside_writes_nothing(tmp_path, name):
+    """Even where nobody verified it, or it was exchanged since."""
+    folder = handed_in(tmp_path / "in/my-method", "new")
+    (tmp_path / "in/owned.txt").write_text("x")
+    listed = submission.read(folder).files | {name: store.sha256(b"x")}
+    test_submission.write(folder, files=listed)
+    with pytest.raises(UsageError, match="which is no file of a run"):
+        submitting.adopt(folder, tmp_path / "submissions", tmp_path / "store")
+    assert not (tmp_path / "submissions").exists()
 
 
 # ---- the command

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -135,6 +136,8 @@ def _add(arguments: list[str]) -> int:
     parser.add_argument("--force", action="store_true", help="replace an older submission of the same slug")
     chosen = parser.parse_args(arguments)
 
+    from bench.leaderboard.check.codes import ACCEPTED, Rejected
+    from bench.leaderboard.check.structure import taken
     from bench.leaderboard.check.verify import verify
     from bench.leaderboard.evidence.submission import SUBMISSIONS
     from bench.leaderboard.evidence.submitting import adopt
@@ -144,10 +147,16 @@ def _add(arguments: list[str]) -> int:
     store = to.resolve().parent / STORE
     refused = 0
     for name in chosen.DIR:
-        verdict = verify(name, against=to, store=store)
-        if verdict.status == "accepted":
-            output.print(str(adopt(Path(name), to, store, chosen.force)), soft_wrap=True)
-        else:
-            refused += 1
-            errors.print(plain(f"bench: {name}: {verdict.code}: {verdict.message}"), soft_wrap=True)
+        with tempfile.TemporaryDirectory() as private:
+            try:
+                copy = taken(Path(name), Path(private))
+                verdict = verify(copy, against=to, store=store)
+                code, message = verdict.code, verdict.message
+            except Rejected as reason:
+                code, message = reason.code, str(reason)
+            if code == ACCEPTED:
+                output.print(str(adopt(copy, to, store, chosen.force)), soft_wrap=True)
+            else:
+                refused += 1
+                errors.print(plain(f"bench: {name}: {code}: {message}"), soft_wrap=True)
     return int(refused > 0)

@@ -88,6 +88,7 @@ def keep(method: Method, fit: dict[str, Any], path: Path) -> None:
         path: Where to.
     """
     save(content(method, fit), path)
+    _sweep(path)
     forget(partial(path))
 
 
@@ -132,4 +133,10 @@ def partial(path: Path) -> Path:
 def forget(path: Path) -> None:
     """Removes a checkpoint, and what a process that was killed while writing it has left."""
     path.unlink(missing_ok=True)
-    files.temporary(path).unlink(missing_ok=True)
+    _sweep(path)
+
+
+def _sweep(path: Path) -> None:
+    """Removes what killed processes have left of a checkpoint; the run's lock keeps living ones away."""
+    for left in files.left_behind(path):
+        left.unlink(missing_ok=True)

@@ -6,6 +6,8 @@ A process that is killed leaves no half-written file under its final name, and n
 from __future__ import annotations
 
 import os
+import re
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,6 +16,7 @@ import filelock
 
 from bench.errors import Busy, OutputError
 
+_WRITING = ".writing"
 LOCK = ".lock"
 """Name of the file in a folder that one process has to itself, while it has it."""
 
@@ -32,8 +35,20 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def temporary(path: Path) -> Path:
-    """The file in which the content of another grows while it is written; a process killed then leaves it."""
-    return path.with_name(f".{path.name}.writing")
+    """A new name beside a file, in which its content grows while it is written.
+
+    No two writers have the same, be they processes or threads: one would put the half of another in place.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{_WRITING}")
+
+
+def left_behind(path: Path) -> list[Path]:
+    """What writers of a file that were killed have left beside it."""
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}{re.escape(_WRITING)}")
+    try:
+        return [other for other in path.parent.iterdir() if pattern.fullmatch(other.name)]
+    except OSError:
+        return []
 
 
 def write(path: Path, content: bytes) -> None:
@@ -56,7 +71,7 @@ def write_all(contents: Mapping[Path, bytes]) -> None:
         for path, content in contents.items():
             with writing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with partial[path].open("wb") as file:
+                with partial[path].open("xb") as file:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())

@@ -118,6 +118,23 @@ def tree(root: Path) -> Tree:
     return found
 
 
+def taken(root: Path, to: Path) -> Path:
+    """A copy of a submission that nobody else can change, below a folder of one's own; returns its directory.
+
+    What is verified and what is adopted is then the same, whatever happens to the original meanwhile.
+
+    Raises:
+        Rejected: As `tree` does, and if a file is exchanged while it is copied.
+    """
+    root = Path(os.path.abspath(root))
+    found = tree(root)
+    for name in found.files:
+        path = to / root.name / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(found.read(name))
+    return to / root.name
+
+
 def _walk(directory: Path, inside: str) -> Iterator[tuple[str, os.stat_result]]:
     """Every file and directory below one, with what lstat says, in no order; each is checked by itself."""
     depth = inside.count("/")

@@ -33,7 +33,7 @@ from bench.runs import registry
 from bench.runs.folders import Found
 from bench.runs.records import Record
 from bench.runs.runner import task_of
-from bench.system.files import temporary, write_all, writing
+from bench.system.files import left_behind, locked, temporary, write_all, writing
 from bench.text import hidden, one_line
 
 QUESTIONS = {
@@ -140,7 +140,8 @@ def adopt(directory: Path, to: Path = SUBMISSIONS, store: Path = STORE, force: b
         force: Replace an older submission of this slug.
 
     Raises:
-        UsageError: If a submission of this slug is there, or a file is not the one that the manifest names.
+        UsageError: If a submission of this slug is there, the manifest names a file that is none of a run, or
+            a file is not the one that it names.
         OutputError: If it cannot be written.
     """
     manifest = submission.read(directory)
@@ -148,6 +149,8 @@ def adopt(directory: Path, to: Path = SUBMISSIONS, store: Path = STORE, force: b
     _must_be_free(new, force)
     contents = {MANIFEST: (directory / MANIFEST).read_bytes()}
     for name, digest in manifest.files.items():
+        if len(parts := name.split("/")) != 4 or not all(NAME.fullmatch(part) for part in parts):
+            raise UsageError(f"{directory / MANIFEST} names {one_line(name, 80)}, which is no file of a run")
         path = directory / name
         if path.name == ARRAYS and not path.exists():
             path = run_arrays(path.parent, store) or path
@@ -255,21 +258,29 @@ def _must_be_free(directory: Path, force: bool) -> None:
 
 
 def _replace(directory: Path, contents: dict[str, bytes]) -> None:
-    """Writes a directory of these files in one step, in place of an older one."""
+    """Writes a directory of these files in one step, in place of an older one; one process at a time.
+
+    A process that is killed between the two renames leaves the older one aside, and the next brings it back.
+    """
     new, old = temporary(directory), directory.with_name(f".{directory.name}.old")
-    shutil.rmtree(new, ignore_errors=True)  # of a process that was killed
-    try:
-        write_all({new / name: content for name, content in contents.items()})
-        with writing(directory):
-            if directory.exists():
-                shutil.rmtree(old, ignore_errors=True)
-                os.rename(directory, old)
-            try:
-                os.rename(new, directory)
-            except OSError:
-                with suppress(OSError):
-                    os.rename(old, directory)
-                raise
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+    with locked(directory.parent, wait=True):
+        for left in left_behind(directory):
+            shutil.rmtree(left, ignore_errors=True)
+        if old.exists() and not directory.exists():
+            with writing(directory):
+                os.rename(old, directory)
+        try:
+            write_all({new / name: content for name, content in contents.items()})
+            with writing(directory):
+                if directory.exists():
+                    shutil.rmtree(old, ignore_errors=True)
+                    os.rename(directory, old)
+                try:
+                    os.rename(new, directory)
+                except OSError:
+                    with suppress(OSError):
+                        os.rename(old, directory)
+                    raise
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)

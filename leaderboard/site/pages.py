@@ -24,8 +24,8 @@ from bench.leaderboard.rank.pairing import MOST, pair
 from bench.leaderboard.rank.rows import EntryRow, Table
 from bench.leaderboard.site import words
 from bench.runs.registry import nearest
+from bench.system.files import left_behind, locked, temporary, writing
 from bench.system.files import write as write_file
-from bench.system.files import writing
 
 MARK = "board.json"
 """By it a folder is known to be a board's, which may be replaced."""
@@ -50,9 +50,10 @@ def write(board: Board, out: Path) -> Path:
     if out.exists() and not ((out / MARK).is_file() or (out.is_dir() and not any(out.iterdir()))):
         raise UsageError(f"{out} holds something else than a board: choose another --out")
     site = Site(board)
-    growing = out.with_name(f".{out.name}.writing")
-    with writing(out):
-        shutil.rmtree(growing, ignore_errors=True)
+    growing = temporary(out)
+    with writing(out), locked(out.parent, wait=True):
+        for left in left_behind(out):
+            shutil.rmtree(left, ignore_errors=True)
         known: set[Path] = set()
         for name, content in site.contents():
             path = growing / name
