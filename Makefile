@@ -17,7 +17,7 @@ test test-fast test-ddp: export PYTHONDONTWRITEBYTECODE :=
 .NOTPARALLEL:
 
 help:
-	@echo 'make demo       install, then run radial on split_digits (a few seconds, no download of data)'
+	@echo 'make demo       install, then run radial on split_digits (about a minute on two cores, no download of data)'
 	@echo 'make test       every test, with coverage of at least 90 %'
 	@echo 'make test-fast  every law once on every method, in under five minutes on two cores'
 	@echo 'make test-ddp   every method on every task in two and in three processes, beside one (40 minutes on two cores)'

@@ -130,6 +130,8 @@ def test_generated_parts_of_the_documentation_are_current():
 
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+PROSE = [page for page in PAGES if not page.relative_to(ROOT).as_posix().startswith("docs/decisions")]
+"""What a stranger reads; a page of decisions is looked up, and says what was thought when it was written."""
 GENERATED = re.compile(r"^<!-- generated: .+? -->$.*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 
 
@@ -145,6 +147,70 @@ def test_numbers_in_prose_are_those_of_generated_parts():
     assert not loose_numbers([page.read_text() for page in PAGES])
     typed = "<!-- generated: x -->\n0.19 ± 0.01\n<!-- end -->\nIt is 0.19 ± 0.01, not 0.19 ± 0.02."
     assert loose_numbers([typed]) == ["0.19 ± 0.02"]
+
+
+def test_the_first_page_is_short():
+    """What a stranger sees first is read in a few minutes; everything else has a page of its own."""
+    assert len((ROOT / "README.md").read_bytes()) <= 9000
+
+
+WORDS = 40
+NO_PROSE = re.compile(r"|\|.*|#+ .*|!\[.*|<.*|---+")
+
+
+def sentences(text):
+    """The sentences of a page, as words: of its prose alone, without code, tables and generated parts.
+
+    A paragraph or an item of a list ends a sentence; so does a full stop, question or exclamation mark before
+    a blank. Code counts as one word, a link as its text.
+    """
+    text = re.sub(r"^( *)(```+).*?^\1\2$", "\n", GENERATED.sub("\n", text), flags=re.MULTILINE | re.DOTALL)
+    paragraphs = [[]]
+    for line in text.splitlines():
+        item = re.match(r"\s*([-*+]|\d+\.) +", line)
+        is_code = line.startswith("    ") and not paragraphs[-1]
+        if item or not line.strip() or is_code or NO_PROSE.fullmatch(line.strip()):
+            paragraphs.append([])
+        if not (is_code or NO_PROSE.fullmatch(line.strip())):
+            paragraphs[-1].append(line[item.end() :] if item else line.strip())
+    for lines in paragraphs:
+        prose = re.sub(r"`[^`]*`", "code", " ".join(lines))
+        prose = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", prose).replace("*", "")
+        prose = re.sub(r"\b(al|Figs?|eqs?|vs|e\.g|i\.e)\. ", r"\1 ", prose)
+        yield from (words for part in re.split(r"(?<=[.?!])[\"')]* ", prose) if (words := part.split()))
+
+
+def too_long(text):
+    """Sentences of more than `WORDS` words: their number of words and how they begin."""
+    return [(len(words), " ".join(words[:8])) for words in sentences(text) if len(words) > WORDS]
+
+
+@pytest.mark.parametrize("page", PROSE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_sentence_is_read_once(page):
+    assert not too_long(page.read_text())
+
+
+def test_long_sentences_are_found_and_short_ones_are_not():
+    def words(number, end="."):
+        return " ".join(["word"] * number) + end
+
+    lines = "\n".join(["word"] * 41)
+    found = {
+        f"A first one. {words(41)}": 1,
+        f"- {words(38, '')}\n  `some code` word word.": 1,
+        f"> {words(41)}": 1,
+        f"| a | b |\n\n{lines}\n": 1,
+        f"{words(38, '')} [of a link](somewhere/else.md).": 1,
+        f"{words(20, ';')} {words(21)}": 1,
+        f"{words(40)}\n{words(40)} {words(40, '?')}": 0,
+        f"- {words(30, '')}\n- {words(30, '')}\n\n{words(30, '')}\n\n    {words(50)}": 0,
+        f"```sh\n{words(50)}\n```\n\n| {words(50)} |\n\n# {words(50)}\n": 0,
+        f"   ```sh\n{words(50)}\n   ```\n": 0,
+        f"{words(38, '')} `{words(50)}` [word]({words(9)}).": 0,
+        f"{words(30)[:-1]} (Farquhar et al. {words(15)[:-1]}).": 1,
+        f"<!-- generated: x -->\n{words(50)}\n<!-- end -->\n": 0,
+    }
+    assert {text: len(too_long(text)) for text in found} == found
 
 
 def anchors(page):

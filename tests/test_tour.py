@@ -1,20 +1,17 @@
-"""The Python that a newcomer sees first is run: the block of the README, and the notebook of the docs."""
+"""The Python that a newcomer sees first is run: the block of the page on first runs, and the notebook."""
 
 import runpy
-from pathlib import Path
 
 import nbformat
 import pages
 import pytest
 from nbclient import NotebookClient
 
-README = Path(__file__).parent.parent / "README.md"
-
 
 @pytest.mark.slow
-def test_python_of_the_readme_runs(tmp_path, monkeypatch):
+def test_python_of_the_first_runs_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (block,) = [b for b in pages.blocks("../README.md") if b.language == "python"]
+    (block,) = [b for b in pages.blocks("first-runs.md") if b.language == "python"]
     (tmp_path / "typed.py").write_text(block.text)
     names = runpy.run_path(str(tmp_path / "typed.py"))
     assert names["prediction"].log_probs.shape == (100, 5, 10)

@@ -33,14 +33,14 @@ def findings_counts() -> str:
     exact = Counter(finding.verdict for finding in asked if finding.is_exact)
     judged = sum(finding.verdict != "no verdict" and not finding.is_exact for finding in all_findings())
     words = ", ".join(
-        f"**{count[word]} {word}**"
+        f"**{count[word]} are {word}**"
         + (f" ({exact[word]} of them exactly, in closed form)" if exact[word] else "")
         for word in ("contradicted", "reproduced")
     )
     return (
         f"Of {len(all_findings())} headlines {len(asked)} are put to their own protocol, or to a smaller one "
-        f"that answers the same question: {words}, {count['undecided']} undecided, {count['no verdict']} "
-        "without the three seeds, or the mixed chains, that a verdict takes. The other "
+        f"that answers the same question. {words}, and {count['undecided']} are undecided. "
+        f"{count['no verdict']} lack the three seeds, or the mixed chains, that a verdict takes. The other "
         f"{len(all_findings()) - len(asked)} are so far put to a smaller protocol that may answer another "
         f"question, and stay open. {judged} intervals of 95% stand behind all this: at most "
         f"{0.05 * judged:.1f} of them are expected to miss their true value."

@@ -29,15 +29,6 @@ COSTS = ROOT / "benchmarks" / "methods.json"
 ACCELERATOR = ROOT / "benchmarks" / "gpu.json"
 
 
-def method_list() -> str:
-    """All methods."""
-    rows = [
-        [f"`{name}`", entry.cls.approximates, ", ".join(sorted(entry.provides))]
-        for name, entry in methods().items()
-    ]
-    return table(["method", "approximates", "capabilities"], rows)
-
-
 def paragraph(module: Any, name: str) -> str:
     """A paragraph of a file's documentation, by its first word."""
     found = re.search(rf"^{name}: (.+?)(?=^\w[\w ]*: |\Z)", module.__doc__, re.MULTILINE | re.DOTALL)
@@ -192,7 +183,6 @@ def tuning() -> str:
 
 
 PARTS: dict[str, Part] = {
-    "methods": method_list,
     "method sources": method_sources,
     "method costs": method_costs,
     "speed": speed,

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 from parts.evidence import (
@@ -230,31 +231,72 @@ def regressions(task: str) -> str:
     return table(["method", *header, "`coverage_error`"], cells)
 
 
+class Question(NamedTuple):
+    """One task of a question, and how the committed methods stand on it by its main metric."""
+
+    name: str
+    page: str
+    on: str
+    higher_is_better: bool
+    values: dict[str, list[float]]
+    ranks: dict[str, tuple[int, int] | None]
+
+
+@cache
+def asked() -> list[Question]:
+    """The questions whose task has committed runs."""
+    found = []
+    for name, (task, page) in QUESTIONS.items():
+        entries = {m: group for t, m, group in groups(task) if t == task and m in methods()}
+        if not entries:
+            continue
+        spec = finished(next(iter(entries.values()))[0][0]).task.spec
+        main = spec.main_metric
+        higher = spec.metrics[main].higher_is_better
+        runs = {m: [ranking.Run(r.metrics.get(main)) for _, r in group] for m, group in entries.items()}
+        standing = ranking.rank([ranking.Entry(*entry) for entry in runs.items()], higher)
+        values = {m: [run.value for run in group if run.value is not None] for m, group in runs.items()}
+        ranks = {place.name: place.ranks for place in standing.places}
+        found.append(Question(name, page, f"{main.replace('_', ' ')} on `{task}`", higher, values, ranks))
+    return found
+
+
 def questions() -> str:
     """Every method on one task of each question: the main metric, and the ranks that its seeds leave open."""
     cells: dict[str, dict[str, str]] = {}
-    heads = []
-    for question, (task, folder) in QUESTIONS.items():
-        found = {m: group for t, m, group in groups(task) if t == task and m in methods()}
-        if not found:
-            continue
-        run = finished(next(iter(found.values()))[0][0])
-        main = run.task.spec.main_metric
-        higher = run.task.spec.metrics[main].higher_is_better
-        runs = {m: [ranking.Run(r.metrics.get(main)) for _, r in group] for m, group in found.items()}
-        standing = ranking.rank([ranking.Entry(*entry) for entry in runs.items()], higher)
-        for place in standing.places:
-            ranks = "not ranked" if place.ranks is None else "{} to {}".format(*place.ranks)
-            values = [one.value for one in runs[place.name] if one.value is not None]
+    for question in asked():
+        for method, span in question.ranks.items():
+            ranks = "not ranked" if span is None else "{} to {}".format(*span)
+            values = question.values[method]
             mean = interval(values) if values else "-"
-            cells.setdefault(place.name, {})[question] = f"{mean} ({ranks})"
-        better = "higher" if higher else "lower"
-        heads.append(
-            f"[{question}](docs/tasks/{folder}.md): {main.replace('_', ' ')} on `{task}`, {better} is better"
+            cells.setdefault(method, {})[question.name] = f"{mean} ({ranks})"
+    heads = [question.name for question in asked()]
+    rows = [[f"`{method}`", *(cells[method].get(q, "-") for q in heads)] for method in sorted(cells)]
+    better = [
+        f"- [{q.name}](tasks/{q.page}.md): {q.on}, {'higher' if q.higher_is_better else 'lower'} is better"
+        for q in asked()
+    ]
+    return table(["method", *heads], rows) + "\n\n" + "\n".join(better)
+
+
+def leaders() -> str:
+    """Of each question the best mean, and how many methods the seeds leave open as first."""
+    rows = []
+    for question in asked():
+        placed = {method: span for method, span in question.ranks.items() if span is not None}
+        choose = max if question.higher_is_better else min
+        best = choose(placed, key={m: np.mean(question.values[m]) for m in placed}.__getitem__)
+        first = sum(low == 1 for low, _ in placed.values())
+        rows.append(
+            [
+                f"[{question.name}](docs/tasks/{question.page}.md)",
+                question.on,
+                "higher" if question.higher_is_better else "lower",
+                f"`{best}` {interval(question.values[best])}",
+                f"{first} of {len(placed)}",
+            ]
         )
-    shown = [question for question in QUESTIONS if any(question in row for row in cells.values())]
-    rows = [[f"`{method}`", *(cells[method].get(q, "-") for q in shown)] for method in sorted(cells)]
-    return table(["method", *shown], rows) + "\n\n" + "\n".join(f"- {head}" for head in heads)
+    return table(["question", "metric and task", "better is", "best mean", "may be first"], rows)
 
 
 def drawn() -> Iterator[Drawing]:
@@ -287,4 +329,5 @@ PARTS: dict[str, Part] = {
     "results shift_cifar10": lambda: results_if_any("shift_cifar10"),
     "regressions diabetes_regression": lambda: regressions("diabetes_regression"),
     "questions": questions,
+    "leaders": leaders,
 }
