@@ -8,11 +8,17 @@ if TYPE_CHECKING:
     from bench.runs.folders import table
     from bench.runs.runner import load, run
 
-__version__ = "0.1.0"
+    __version__: str
+
 __all__ = ["load", "run", "table"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        # Of the last tag alone: records name the commit beside it, and seeds of one release stay comparable.
+        return version("posterior-bench").partition("+")[0]
     # Torch and Lightning take seconds to import: only when a run or its method is asked for.
     if name == "table":
         from bench.runs.folders import table

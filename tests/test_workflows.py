@@ -15,7 +15,12 @@ FILES = sorted(FOLDER.glob("*.y*ml"))
 PINNED = {
     "actions/checkout": ("11bd71901bbe5b1630ceea73d27597364c9af683", "v4.2.2"),
     "actions/setup-python": ("a26af69be951a213d495a4c3e4e4022e16d87065", "v5.6.0"),
+    "actions/upload-artifact": ("ea165f8d65b6e75b540449e92b4886f43607fa02", "v4.6.2"),
+    "actions/download-artifact": ("d3f86a106a0bac45b974a628896c90dbdf5c8093", "v4.3.0"),
+    "pypa/gh-action-pypi-publish": ("ed0c53931b1dc9bd32cbe73a98c7f6766f8a527e", "v1.13.0"),
 }
+PERMISSIONS = {"board": {"contents": "write"}, "try": {}, "publish": {"id-token": "write"}}
+"""Of a job that does not only read the sources."""
 
 
 def read(path):
@@ -30,7 +35,7 @@ def steps(workflow):
 
 
 def test_there_are_these():
-    assert [path.name for path in FILES] == ["board.yml", "ci.yml", "submission.yml"]
+    assert [path.name for path in FILES] == ["board.yml", "ci.yml", "release.yml", "submission.yml"]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -44,11 +49,11 @@ def test_every_action_is_pinned_by_its_digest(path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_a_job_may_read_and_no_more(path):
-    """The board alone may write, after a merge, and what the code runs in does not get the token."""
+    """The board alone may write, after a merge; what the code runs in gets neither its token nor PyPI's."""
     workflow = read(path)
     assert workflow["permissions"] == {}
     for name, job in workflow["jobs"].items():
-        assert job["permissions"] == {"contents": "write" if name == "board" else "read"}
+        assert job["permissions"] == PERMISSIONS.get(name, {"contents": "read"})
         assert job["timeout-minutes"] <= 120
     for step in steps(workflow):
         if step.get("uses", "").startswith("actions/checkout"):
@@ -67,6 +72,20 @@ def test_nothing_of_a_request_is_pasted_into_a_script(path):
     assert not {"pull_request_target", "workflow_run", "issue_comment"} & set(workflow["on"])
     for step in steps(workflow):
         assert "${{" not in step.get("run", "")
+
+
+def test_a_tag_is_built_tried_and_then_published_by_a_job_that_runs_nothing_else():
+    workflow = read(FOLDER / "release.yml")
+    assert workflow["on"] == {"push": {"tags": ["v*"]}}
+    build, attempt, publish = (workflow["jobs"][name] for name in ("build", "try", "publish"))
+    assert "twine check --strict" in str(build["steps"])
+    assert attempt["strategy"]["matrix"] == read(FOLDER / "ci.yml")["jobs"]["run"]["strategy"]["matrix"]
+    assert publish["needs"] == ["build", "try"]
+    assert publish["environment"] == "pypi"
+    assert [step["uses"].split("@")[0] for step in publish["steps"]] == [
+        "actions/download-artifact",
+        "pypa/gh-action-pypi-publish",
+    ]
 
 
 def test_submissions_are_checked_by_the_code_of_the_base_branch():
