@@ -82,7 +82,7 @@ class _Ordered:
         return found
 
     def share(self, rows: Tensor) -> Tensor:
-        """Of the rows of a batch those of this process; if there are none the first, which does not count."""
+        """The rows of a batch that this process has; if it has none the first, which does not count."""
         rank, world = self.ranks
         own = rows[rank::world]
         self.handed_out = (len(own), len(rows))

@@ -45,7 +45,7 @@ Tap = tuple[float, float, float]
 def corrupt(
     images: np.ndarray, kind: str, severity: int, generators: Sequence[torch.Generator]
 ) -> np.ndarray:
-    """Images corrupted.
+    """Corrupts images.
 
     Args:
         images: uint8 `[N, C, H, W]`.
@@ -82,7 +82,7 @@ def numbered(
 
 
 def digests(images: np.ndarray) -> list[str]:
-    """Of every severity from 0 to 5 the digest of the images uint8 `[N, C, H, W]` under all kinds."""
+    """The digest of the images uint8 `[N, C, H, W]` under all kinds, one for every severity from 0 to 5."""
     return [
         array_digest({kind: numbered(images, kind, severity) for kind in KINDS})
         for severity in range(LARGEST + 1)

@@ -185,7 +185,7 @@ class Numbers(_Model):
         return (np.array(inputs, np.float64) - self.mean) / self.scale
 
     def parsed(self, values: Iterable[str | None]) -> list[float | None]:
-        """Texts as numbers.
+        """Reads texts as numbers.
 
         Raises:
             ValueError: If one is none; says which.

@@ -72,7 +72,7 @@ class LaplaceTorch(MAP):
         return unravel(self.mode + noise @ self.root.T, dict(self.network.named_parameters()))
 
     def outputs(self, weights: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Of the network linearised at the mode, as that library predicts."""
+        """Outputs of the network linearised at the mode, as that library predicts."""
         return linearised(self.network, weights, inputs)
 
     predict = Method.predict
@@ -242,7 +242,7 @@ def together(loader: Iterable[Batch]) -> tuple[Tensor, Tensor]:
 
 
 def precision(method: Method) -> float:
-    """Of the prior, which must be N(0, s^2) for every weight: 1 / s^2."""
+    """Precision 1 / s^2 of the prior, which must be N(0, s^2) for every weight."""
     normals = joined_normals(method.prior)
     if normals is None or normals[0].any() or (normals[1] != normals[1][0]).any():
         raise UsageError(f"{type(method).__name__} needs a prior N(0, s^2), the same for all weights")

@@ -101,7 +101,7 @@ class Layout(NamedTuple):
 
 
 def misfit(layouts: Mapping[str, Layout], found: Mapping[str, tuple[str, tuple[int, ...]]]) -> str | None:
-    """In what arrays differ from their layouts, in one line; None if they are as they should be.
+    """How arrays differ from their layouts, in one line; None if they are as they should be.
 
     Args:
         layouts: What is expected, by name.

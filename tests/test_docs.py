@@ -1,5 +1,6 @@
 """The documentation is followed to the letter: its files are written, its commands are run."""
 
+import ast
 import os
 import re
 import runpy
@@ -211,6 +212,24 @@ def test_long_sentences_are_found_and_short_ones_are_not():
         f"<!-- generated: x -->\n{words(50)}\n<!-- end -->\n": 0,
     }
     assert {text: len(too_long(text)) for text in found} == found
+
+
+def riddles(text):
+    """Public docstrings that begin with a preposition or a pronoun: their subject is left to the reader."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+            first = (ast.get_docstring(node) or "").split("\n")[0]
+            if re.match(r"(Of|Its?|That of|Those|They|On|In|By|From|At|To|With|Without)\b", first):
+                yield f"{node.name}: {first}"
+
+
+@pytest.mark.parametrize("folder", ["bench", "leaderboard"])
+def test_a_docstring_names_its_subject(folder):
+    """Not yet those of methods and tasks: records know the hashes of their files."""
+    files = [path for path in (ROOT / folder).rglob("*.py")]
+    assert [riddle for path in files for riddle in riddles(path.read_text())] == []
+    posed = "".join(f"def {name}():\n    'Of a cell.'\n" for name in ("note", "_own"))
+    assert list(riddles(posed + "def size():\n    'Number of cells.'\n")) == ["note: Of a cell."]
 
 
 def anchors(page):

@@ -126,7 +126,7 @@ class Ensemble(Method):
         return MemberPriors([m.as_prior() for m in self.members])
 
     def diagnostics(self, inputs: Tensor | None = None) -> dict[str, float]:
-        """Of each of the members' numbers the largest; not all members need have all."""
+        """The largest of the members' values, by the name of the number; not all members need have all."""
         parts = [m.diagnostics(inputs) for m in self.members]
         names = dict.fromkeys(name for part in parts for name in part)
         return {name: max(part[name] for part in parts if name in part) for name in names}

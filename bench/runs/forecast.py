@@ -123,7 +123,7 @@ class _Pace:
     epoch: float
 
     def seconds(self, epochs: int) -> float:
-        """Of a whole fit."""
+        """Seconds of a whole fit of so many epochs."""
         return self.start + self.epoch * epochs
 
 

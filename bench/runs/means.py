@@ -36,7 +36,7 @@ class Line:
 
     @property
     def records(self) -> list[Record]:
-        """Of the runs."""
+        """The records of the runs that have one."""
         return [run.record for run in self.runs if run.record is not None]
 
     def count(self, status: str) -> int:

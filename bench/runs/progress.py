@@ -104,7 +104,7 @@ class Course:
 
     @property
     def percentage(self) -> int:
-        """Of the share, rounded down; at most 99, since only the run's end is the end."""
+        """The share in percent, rounded down; at most 99, since only the run's end is the end."""
         return min(int(100 * self.share + 1e-9), 99)
 
     @property

@@ -101,7 +101,7 @@ class FitPart(_Part):
 
 
 class Environment(_Part):
-    """On what the run was computed: versions, system, model of the device, number of CPU threads."""
+    """What the run was computed on: versions, system, model of the device, number of CPU threads."""
 
     python: str
     torch: str
@@ -112,7 +112,7 @@ class Environment(_Part):
 
 
 class Provenance(_Part):
-    """From which source the run was made.
+    """The source that the run was made from.
 
     Attributes:
         version: Version of this package.

@@ -164,7 +164,7 @@ class Points:
         return len(self.index)
 
     def and_then(self, index: int, label: int, probability: float) -> Points:
-        """With one more."""
+        """These points and one more."""
         return Points(
             torch.cat([self.index, torch.tensor([index])]),
             torch.cat([self.labels, torch.tensor([label])]),

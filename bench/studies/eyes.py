@@ -107,12 +107,12 @@ class PhotographTask(Task):
 
     @cached_property
     def photographs(self) -> Photographs:
-        """Those trained on."""
+        """The photographs that are trained on."""
         return self._prepared(self.settings.dataset)
 
     @cached_property
     def tested(self) -> Photographs:
-        """Those tested on."""
+        """The photographs that are tested on."""
         return self._prepared(ABROAD) if self.shift == "country" else self.photographs
 
     def rows(self, part: str) -> np.ndarray:

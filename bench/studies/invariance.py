@@ -91,7 +91,7 @@ class LinearModel:
 
     @property
     def posterior_variance(self) -> float:
-        """Of each weight."""
+        """Variance of each weight under the posterior."""
         return self.prior_variance + self.posterior_covariance_of_two
 
     @property

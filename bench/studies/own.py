@@ -79,7 +79,7 @@ def of_classes(arrays: Arrays) -> dict[str, float]:
 
 
 def told(prediction: Prediction, classes: list[str]) -> list[dict[str, Any]]:
-    """Of each input its most probable class, and the probabilities by class."""
+    """The most probable class of each input, and the probabilities by class."""
     rows = prediction.average().exp().tolist()
     return [
         {"class": classes[int(np.argmax(row))], "probabilities": dict(zip(classes, row, strict=True))}

@@ -202,7 +202,7 @@ class PictureTask(Task):
         return moments(self.pictures.train[self.rows["train"]])
 
     def data_digest(self) -> str:
-        """Of the data sets, and of the rows of every part."""
+        """Digest of the data sets, and of the rows of every part."""
         digests = {self.settings.dataset: self.pictures.digest}
         for name in set(self.foreign) - set(MADE):
             digests[name] = data.SOURCES[name].digest

@@ -132,7 +132,7 @@ def stored(prediction: Prediction, patients: np.ndarray) -> Arrays:
 
 
 def layouts() -> dict[str, Layout]:
-    """Of the arrays of `stored`, and the labels; how many images there are the data tell."""
+    """Layouts of the arrays of `stored` and of the labels; the data tell how many images N there are."""
     return {
         "log_probs": Layout("float32", ("N", 2), is_log_probs=True),
         **dict.fromkeys(SPREADS, Layout("float32", ("N",))),
@@ -165,7 +165,7 @@ class Readings:
 
     @classmethod
     def of(cls, arrays: Arrays) -> Readings:
-        """From the arrays of a run."""
+        """Reads them from the arrays of a run."""
         log_probs = metrics.restore(arrays["log_probs"])
         uncertainty = {
             "entropy": -(np.exp(log_probs) * log_probs).sum(1),
@@ -176,7 +176,7 @@ class Readings:
 
     @property
     def probabilities(self) -> np.ndarray:
-        """Of sick, `[N]`."""
+        """Probabilities of being sick, `[N]`."""
         return np.exp(self.log_probs[:, 1])
 
     @property

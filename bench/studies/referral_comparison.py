@@ -97,7 +97,7 @@ def _auc(runs: Mapping[int, FinishedRun], referred: int) -> dict[int, float]:
 
 
 def risen(lines: Lines) -> list[str]:
-    """Of every line whether its AUC rises with referral by mutual information, and as published."""
+    """Says of every line whether its AUC rises with referral by mutual information, and as published."""
     sentences = []
     last = PUBLISHED[-1]
     for line, runs in lines.items():

@@ -66,7 +66,7 @@ class Readings:
 
     @classmethod
     def of(cls, arrays: Arrays, severities: Sequence[int], foreign: Sequence[str], scaled: bool) -> Readings:
-        """From the arrays of a run; if `scaled`, all predictions at the fitted temperature."""
+        """Reads them from the arrays of a run; if `scaled`, all predictions at the fitted temperature."""
         restored = {name: metrics.restore(a) for name, a in arrays.items() if name.endswith("log_probs")}
         fitted = calibration.temperature(restored["val_log_probs"], arrays["val_labels"])
         if scaled and fitted is not None:
@@ -86,7 +86,7 @@ class Readings:
 
     @property
     def severities(self) -> tuple[int, ...]:
-        """Those predicted, from 0."""
+        """The severities that were predicted, from 0."""
         return (0, *self.corrupted)
 
     def at(self, severity: int) -> np.ndarray:
@@ -109,7 +109,7 @@ class Readings:
 
     @cached_property
     def uncertainties(self) -> dict[str, dict[str, np.ndarray]]:
-        """Of the known images and of each foreign data set every uncertainty, `[N]`."""
+        """Every uncertainty `[N]`, of the known images and of each foreign data set."""
         of = {KNOWN: self.clean, **self.foreign}
         return {
             name: detection.uncertainties(log_probs, self.information[i])

@@ -144,7 +144,7 @@ class Trajectories:
 
     @cached_property
     def ratios(self) -> dict[str, Band]:
-        """By guide: mean squared error of LURE over that of the mean of as many uniform draws, `[K]`.
+        """Mean squared error of LURE over that of the mean of as many uniform draws, `[K]`, by guide.
 
         With the 95% band over R. Where all losses are equal no draw can help, and it is 1; so it is where the
         guide draws as uniform sampling does, but for rounding.

@@ -43,7 +43,7 @@ class Board:
         self._notes: dict[int, Note] = {}
 
     def note(self, number: int) -> Note:
-        """Of a cell."""
+        """The note of a cell, made when it is first asked for."""
         if number not in self._notes:
             self._notes[number] = Note.of(self.cells[number])
         return self._notes[number]

@@ -193,7 +193,7 @@ class Local:
             self._waiting.put(item)
 
     def ended(self, seconds: float) -> list[tuple[str, End]]:
-        """What has ended."""
+        """Cells that have ended since the last call, each with its end."""
         return drained(self._ended, seconds)
 
     def close(self) -> None:

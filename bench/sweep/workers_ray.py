@@ -78,7 +78,7 @@ class OnRay:
             self._running[self._task.remote(line, self._variables, os.getcwd())] = name
 
     def ended(self, seconds: float) -> list[tuple[str, End]]:
-        """What has ended."""
+        """Cells that have ended since the last call, each with its end."""
         if not self._running:
             time.sleep(seconds)
             return []

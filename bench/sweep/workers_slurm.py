@@ -99,7 +99,7 @@ class OnSlurm:
         self._running |= zip(jobs, packs, strict=True)
 
     def ended(self, seconds: float) -> list[tuple[str, End]]:
-        """What has ended."""
+        """Cells that have ended since the last call, each with its end."""
         found: list[tuple[str, End]] = []
         time.sleep(seconds)
         for job in [job for job in self._running if job.done()]:

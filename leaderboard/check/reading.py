@@ -127,7 +127,7 @@ def parsed(model: type[_Model], content: bytes, where: str) -> _Model:
 
 
 def read_record(content: bytes, where: str) -> Record:
-    """A `record.json`.
+    """Reads a `record.json`.
 
     Raises:
         Rejected: As `parsed`.

@@ -215,7 +215,7 @@ class HandedIn:
         return self.name.rpartition("/")[0]
 
     def arrays(self) -> Arrays:
-        """Its arrays, read again.
+        """The arrays of the run, read again.
 
         Raises:
             Rejected: If they are not the file that was checked, or there are none.

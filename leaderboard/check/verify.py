@@ -45,7 +45,7 @@ class Verdict:
     tier: str | None
 
     def as_dict(self) -> dict[str, str | None]:
-        """For JSON."""
+        """The verdict as JSON has it."""
         return asdict(self)
 
 

@@ -149,7 +149,7 @@ class Finding:
 
     @cached_property
     def interval(self) -> Interval | None:
-        """Of the contrast; of width 0 where it is exact, None where there is no value."""
+        """Interval of the contrast; of width 0 where it is exact, None where there is no value."""
         values = list(self.values.values())
         if self.is_exact and values:
             return Interval(values[0], values[0], values[0], "exact")
@@ -164,7 +164,7 @@ class Finding:
 
     @property
     def needed(self) -> int | None:
-        """Of an undecided claim, how many values would decide; None above MOST."""
+        """How many values would decide an undecided claim; None above MOST."""
         return self.claim.needed(list(self.values.values()))
 
     def commands(self) -> list[str]:

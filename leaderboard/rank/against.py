@@ -49,7 +49,7 @@ class Protocol(NamedTuple):
 
     @classmethod
     def of(cls, record: Record) -> Protocol:
-        """That of a run."""
+        """The protocol of a run."""
         return cls(record.task.identity, record.task.version, record.task.data_digest)
 
 
@@ -273,7 +273,7 @@ class BoardEntry(_Part):
 
     @property
     def identity(self) -> str:
-        """Of the method."""
+        """The identity of the method."""
         return self.method or self.name.removesuffix(f" ({self.slug})")
 
 
@@ -288,7 +288,7 @@ class BoardTask(_Part):
     entries: Annotated[list[BoardEntry], pydantic.Field(max_length=10_000)]
 
     def rivals(self, task: Task) -> list[Rival]:
-        """Its entries, but for those that the board does not rank.
+        """The entries of the task, but for those that the board does not rank.
 
         Raises:
             UsageError: If its metric is not the task's.

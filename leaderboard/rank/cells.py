@@ -88,7 +88,7 @@ class Scored:
 
     @property
     def value(self) -> float | None:
-        """Of the main metric."""
+        """Value of the main metric; None if the run has none."""
         if self.record is None or self.record.status != "completed":
             return None
         return self.metrics.get(self.record.task.main_metric)
@@ -176,7 +176,7 @@ class Candidate:
 
     @property
     def values(self) -> list[float]:
-        """Of the main metric, of the runs that have one."""
+        """Values of the main metric, of the runs that have one."""
         return [run.value for run in self.runs if run.value is not None]
 
     @property

@@ -71,7 +71,7 @@ class Evidence:
     def of_seeds(
         cls, values: Mapping[str, np.ndarray], losses: Mapping[str, np.ndarray] | None = None
     ) -> Evidence:
-        """From values `[S]` of each entry and, where there are, losses `[S, N]` of the same N examples."""
+        """Made from values `[S]` of each entry and, if any, losses `[S, N]` of the same N examples."""
         rows = list(values.values())
         # Equal values have a variance of rounding errors.
         seeds = np.array([row.var(ddof=1) / len(row) if np.ptp(row) > 0 else 0.0 for row in rows])
@@ -90,7 +90,7 @@ class Evidence:
 
     @classmethod
     def of_splits(cls, values: Mapping[str, np.ndarray], test_to_train: float) -> Evidence:
-        """From values `[J]` of each entry on the same J splits, whose training sets overlap."""
+        """Made from values `[J]` of each entry on the same J splits, whose training sets overlap."""
         splits = np.array(list(values.values())) if values else np.zeros((0, 2))
         k, count = splits.shape
         means = splits.mean(1)

@@ -133,7 +133,7 @@ def _source(method: str) -> _Source | None:
 
 
 class Rise(NamedTuple):
-    """By how much Psi rises where the preset standard takes the place of paper.
+    """The rise of Psi where the preset standard takes the place of paper.
 
     `preset` is standard with the settings changed, if any were. Moments and difference are None where no
     repetition converged.
