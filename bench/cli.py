@@ -54,7 +54,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "verify": (verify, "check a submission: its files, and its metrics computed again"),
     "board": (board, "build the leaderboard's pages, serve them, add to them"),
     "wandb": (wandb, "build a Weights & Biases workspace that compares methods"),
-    "completion": (show_script, "print what makes a shell complete all this"),
+    "completion": (show_script, "print the script by which a shell completes commands"),
 }
 
 

@@ -18,10 +18,10 @@ from bench.commands.parser import Parser
 
 
 def show_script(arguments: list[str]) -> None:
-    """Prints what makes a shell complete `bench`."""
+    """Prints the script by which a shell completes commands, names and settings of `bench`."""
     parser = Parser(
         "bench completion",
-        description="Print what makes a shell complete bench. Bash: put "
+        description="Print the script by which a shell completes bench. Bash: put "
         'eval "$(bench completion bash)" into ~/.bashrc. Zsh: put the same with zsh into ~/.zshrc, after '
         "compinit. Fish: bench completion fish > ~/.config/fish/completions/bench.fish. Settings are "
         "completed once bench list was called.",
