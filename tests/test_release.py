@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FALLBACK = PROJECT["tool"]["setuptools_scm"]["fallback_version"]
 SOURCES = ("bench", "methods", "tasks", "leaderboard")
-EVIDENCE = ("records", "store", "submissions")
+EVIDENCE = ("manifests", "records", "store", "submissions")
 SHIPPED = (
     *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in"),
     *("README.md", "pyproject.toml"),
