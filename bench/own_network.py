@@ -1,15 +1,17 @@
 """A network of the user's own: a plain module from a factory, made fit for a posterior over its weights.
 
 The factory is called with the shape of one input and the number of outputs, and returns any `nn.Module`, with
-pretrained weights if it loads some. Weights that are frozen, here or by `requires_grad_(False)` in the
-factory, become buffers: posterior and prior do not know them. BatchNorm keeps the statistics that it came
-with, since a prediction must not depend on the batch. `nn.Dropout` does nothing but where a method asks for
-dropout, at the method's rate.
+pretrained weights if it loads some; `opened` keeps the files that it opens. Weights that are frozen, here or
+by `requires_grad_(False)` in the factory, become buffers: posterior and prior do not know them. BatchNorm
+keeps the statistics that it came with, since a prediction must not depend on the batch. `nn.Dropout` does
+nothing but where a method asks for dropout, at the method's rate. `bench.studies.trying` tries a network out
+before it is trained.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
 
 from bench.errors import UsageError
 from bench.networks import Dropout
+from bench.system import opening
 
 imported: dict[str, Callable[..., nn.Module]] = {}
 """Factories by the name `package.module:factory`; `bench.runs.registry.import_own` alone fills it."""
+opened: dict[str, set[Path]] = {}
+"""Files that a factory has opened for reading in this process, by its name; code is not among them."""
 
 
 class StoredNorm(nn.Module):
@@ -76,71 +82,108 @@ def network(
             f"the network '{name}' is not part of this suite: bench.load(run, imports=('{name}',)) runs its "
             "code, if you trust it"
         )
-    made = imported[name](inputs, outputs)
+    with opening.noted(opened.setdefault(name, set())):
+        made = imported[name](inputs, outputs)
     if not isinstance(made, nn.Module):
         raise UsageError(f"--task.network {name}: must return a torch.nn.Module, not {type(made).__name__}")
+    if lazy := [path for path, weight in made.named_parameters() if is_lazy(weight)]:
+        raise UsageError(
+            f"--task.network {name}: {lazy[0]} has no shape until the network is called: give its layer one, "
+            "as nn.Linear(inputs, outputs) in place of nn.LazyLinear(outputs)"
+        )
+    instead: dict[nn.Module, nn.Module] = {}  # a layer that is used twice stays one
     found = 0
-    for parent, key, child in list(_children(made)):
-        if isinstance(child, _BatchNorm):
-            if child.running_mean is None:
-                raise UsageError(
-                    f"--task.network {name}: {key} normalises by the batch and keeps no statistics: a "
-                    "prediction would depend on its batch; take another normalisation"
-                )
-            setattr(parent, key, StoredNorm(child))
-        elif isinstance(child, _DropoutNd):
-            found += 1
-            setattr(parent, key, Dropout(dropout, channels=not isinstance(child, nn.Dropout)))
+    for parent in list(made.modules()):
+        for key, child in list(parent._modules.items()):
+            if isinstance(child, _BatchNorm):
+                if child.running_mean is None:
+                    raise UsageError(
+                        f"--task.network {name}: {key} normalises by the batch and keeps no statistics: a "
+                        "prediction would depend on its batch; take another normalisation"
+                    )
+                setattr(parent, key, instead.setdefault(child, StoredNorm(child)))
+            elif isinstance(child, _DropoutNd):
+                found += 1
+                own = Dropout(dropout, channels=not isinstance(child, nn.Dropout))
+                setattr(parent, key, instead.setdefault(child, own))
     if dropout and not found:
         raise UsageError(f"--task.network {name}: this method needs layers of nn.Dropout, and it has none")
     if isinstance(made, _BatchNorm | _DropoutNd):
         raise UsageError(f"--task.network {name}: is a single {type(made).__name__}, and no network")
-    _freeze(made, freeze)
+    _freeze(made, freeze, name)
+    _must_not_share(made, name)
     if next(made.parameters(), None) is None:
         raise UsageError(f"--task.network {name}: has no weights to infer")
     return made
 
 
-def _children(module: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    for parent in module.modules():
-        for key, child in parent.named_children():
-            yield parent, key, child
-
-
-def _freeze(made: nn.Module, all_but_last: bool) -> None:
-    """Turns weights into buffers: all that need no gradient, and those of all layers but the last."""
-    layers = [layer for layer in made.modules() if any(True for _ in layer.parameters(recurse=False))]
-    for layer in layers:
-        for key, weight in list(layer.named_parameters(recurse=False)):
-            if (all_but_last and layer is not layers[-1]) or not weight.requires_grad:
-                delattr(layer, key)
-                layer.register_buffer(key, weight.detach())
-
-
-def check(make: Callable[[], nn.Module], name: str, inputs: Tensor, outputs: int) -> list[str]:
-    """Calls a fresh network on two inputs; gives sentences on its weights.
+def _freeze(made: nn.Module, all_but_last: bool, name: str) -> None:
+    """Turns weights into buffers: all that need no gradient, and those of all layers but the last.
 
     Raises:
-        UsageError: If its outputs are not `[2, outputs]`, finite, and the same for an input in any batch.
+        UsageError: If a weight that layers share would be frozen in one of them and inferred in another.
     """
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
-        made = make()
-        found, alone = made(inputs[:2]), made(inputs[:1])
-    if not isinstance(found, Tensor) or found.shape != (2, outputs):
-        got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
-        raise UsageError(
-            f"--task.network {name}: must turn inputs [B, ...] into outputs [B, {outputs}], not {got}"
-        )
-    if not found.isfinite().all():
-        raise UsageError(f"--task.network {name}: gives outputs that are not finite")
-    if not torch.allclose(found[:1], alone, rtol=1e-3, atol=1e-4):
-        raise UsageError(f"--task.network {name}: gives an input another output in another batch")
-    free = sum(weight.numel() for weight in made.parameters())
-    norms = [module for module in made.modules() if isinstance(module, StoredNorm)]
-    kept = sum(buffer.numel() for buffer in made.buffers() if buffer.is_floating_point())
-    frozen = kept - sum(norm.mean.numel() + norm.variance.numel() for norm in norms)
-    said = f"network {name}: {free:,} weights in the posterior, {frozen:,} frozen"
-    return [said + (f"; BatchNorm layers at their stored statistics: {len(norms)}" if norms else "")]
+    places: dict[Tensor, list[tuple[str, nn.Module, str]]] = {}  # a weight that layers share has several
+    last = ""
+    for path, layer in made.named_modules():
+        for key, weight in layer.named_parameters(recurse=False):
+            places.setdefault(weight, []).append((path, layer, key))
+            last = _layer_of(path)
+    for weight, where in places.items():
+        inside = [joined(path, key) for path, _, key in where if _layer_of(path) == last]
+        outside = [joined(path, key) for path, _, key in where if _layer_of(path) != last]
+        if all_but_last and weight.requires_grad and inside and outside:
+            raise UsageError(
+                f"--task.freeze true: in --task.network {name} {outside[0]} and {inside[0]} are one weight, "
+                "which cannot be frozen in the one layer and inferred in the last: give each its own"
+            )
+        if not weight.requires_grad or (all_but_last and not inside):
+            frozen = weight.detach()
+            for _, layer, key in where:
+                delattr(layer, key)
+                layer.register_buffer(key, frozen)
+
+
+def _layer_of(path: str) -> str:
+    """Path of the layer to which the parameters of a module belong: of a parametrization what it is of."""
+    return path.partition("parametrizations.")[0].rstrip(".")
+
+
+def joined(path: str, key: str) -> str:
+    """Name of a tensor among those of the network."""
+    return f"{path}.{key}".removeprefix(".")
+
+
+def _must_not_share(made: nn.Module, name: str) -> None:
+    """Refuses a weight in whose memory something else lies: it would move with every step of training.
+
+    Raises:
+        UsageError: One line that names both.
+    """
+    weights = dict(made.named_parameters())
+    others = [(path, t) for path, t in [*made.named_buffers(), *kept_tensors(made)]]
+    of_storage: dict[int, list[tuple[int, int, str, bool]]] = {}
+    for path, tensor in [*weights.items(), *others]:
+        if tensor.layout is torch.strided and tensor.numel() and tensor.device.type != "meta":
+            start = tensor.data_ptr()
+            last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+            place = start, start + (last + 1) * tensor.element_size(), path, path in weights
+            of_storage.setdefault(tensor.untyped_storage().data_ptr(), []).append(place)
+    for places in of_storage.values():
+        for (low, high, one, is_one), (start, end, other, is_other) in itertools.combinations(places, 2):
+            if (is_one or is_other) and low < end and start < high:
+                raise UsageError(
+                    f"--task.network {name}: {one} and {other} lie in the same memory, so that training one "
+                    "moves the other: make them one nn.Parameter, or clone"
+                )
+
+
+def kept_tensors(made: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that are neither parameters nor buffers: attributes of modules, by their names."""
+    for path, module in made.named_modules():
+        for key, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield joined(path, key), value
 
 
 def source(name: str) -> Path | None:

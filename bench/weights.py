@@ -3,7 +3,7 @@
 S draws of the weights are one dictionary of stacked tensors `[S, *shape]`, and `forward` runs the network
 under each of them. How S is walked is private to this file and chosen by measurement (decisions/speed.md):
 
-    stacked   one batched matrix product per layer; networks that are plain stacks of linear layers
+    stacked   one batched matrix product per layer; networks that are plain stacks of linear layers, no hooks
     loop      one sample after another through `torch.func.functional_call`, images in channels-last order
     vmap      `torch.func.vmap`; never chosen by default
 
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor
 from torch.func import functional_call, vmap
+from torch.nn.modules import module as every
 
 Walk = Literal["stacked", "loop", "vmap"]
 Weights = Mapping[str, Tensor]
@@ -115,7 +116,7 @@ def forward(network: nn.Module, weights: Weights, inputs: Tensor, walk: Walk | N
         walk: How to go over the samples; None takes the fastest.
     """
     own_way: Any = getattr(network, "forward_samples", None)
-    if walk is None and own_way is not None:
+    if walk is None and own_way is not None and not _does_more(*network.modules()):
         return own_way(weights, inputs)
     layers = _linear_stack(network, inputs)
     if walk is None:
@@ -126,9 +127,18 @@ def forward(network: nn.Module, weights: Weights, inputs: Tensor, walk: Walk | N
         return _stacked(layers, weights, inputs)
     if inputs.ndim == 4:
         inputs = channels_last(inputs)
+    kept = _buffers_of_type(network, weights)
     if walk == "vmap":
-        return vmap(lambda w: functional_call(network, w, (inputs,)))(dict(weights))
-    return torch.stack([functional_call(network, w, (inputs,)) for w in _unstack(weights)])
+        return vmap(lambda w: functional_call(network, {**kept, **w}, (inputs,)))(dict(weights))
+    return torch.stack([functional_call(network, {**kept, **w}, (inputs,)) for w in _unstack(weights)])
+
+
+def _buffers_of_type(network: nn.Module, weights: Weights) -> dict[str, Tensor]:
+    """Frozen weights in the type of the others, where that is not the network's: energies are in float64."""
+    own, given = next(network.parameters()).dtype, next(iter(weights.values())).dtype
+    if own == given:
+        return {}
+    return {name: b.to(given) for name, b in network.named_buffers() if b.dtype == own}
 
 
 def linearised(network: nn.Module, weights: Weights, inputs: Tensor) -> Tensor:
@@ -154,6 +164,25 @@ def linearised(network: nn.Module, weights: Weights, inputs: Tensor) -> Tensor:
         steps = [w[name] - c.detach() for name, c in centre.items()]
         parts += torch.autograd.grad(slopes, along, steps, retain_graph=True)
     return value.detach() + torch.stack(parts)
+
+
+def linearises(network: nn.Module, inputs: Tensor) -> bool:
+    """Whether `linearised` is right at inputs `[B, ...]`: it differentiates twice, and some operations once.
+
+    Such an operation may leave its part out without an error. Compared is a step along all weights with the
+    gradient of a random sum of the outputs.
+
+    Raises:
+        RuntimeError: If an operation says that it has no derivative.
+    """
+    weights = {name: p.detach() for name, p in network.named_parameters()}
+    moved = linearised(network, {name: w[None] + 1 for name, w in weights.items()}, inputs)[0]
+    with torch.enable_grad():
+        value = functional_call(network, {n: w.requires_grad_() for n, w in weights.items()}, (inputs,))
+    along = torch.randn(value.shape, generator=torch.Generator().manual_seed(0)).to(value)
+    slopes = torch.autograd.grad(value, [*weights.values()], along, allow_unused=True, materialize_grads=True)
+    step = ((moved - value.detach()) * along).sum() - sum(slope.sum() for slope in slopes)
+    return bool(step.abs() <= 1e-3 * sum(slope.abs().sum() for slope in slopes))
 
 
 def sampled_outputs(
@@ -216,10 +245,10 @@ def channels_last(images: Tensor) -> Tensor:
 
 def _linear_stack(network: nn.Module, inputs: Tensor) -> list[tuple[str, nn.Module]] | None:
     """The layers of a plain stack by name, or None if the network or its inputs are anything else."""
-    if not isinstance(network, nn.Sequential) or type(network).forward is not nn.Sequential.forward:
+    if type(network) is not nn.Sequential:
         return None
     # Not named_children(), which leaves out an activation used twice.
-    layers = list(zip(network._modules, network, strict=True))
+    layers = list(network._modules.items())
     linear = [layer for _, layer in layers if type(layer) is nn.Linear]
     plain = all(
         type(layer) in (nn.Linear, *_ELEMENTWISE)
@@ -227,9 +256,38 @@ def _linear_stack(network: nn.Module, inputs: Tensor) -> list[tuple[str, nn.Modu
         or getattr(layer, "is_identity", False)
         for _, layer in layers
     )
-    if not plain or not linear or len(linear) > len(set(linear)) or any(layer._buffers for layer in linear):
+    own = [weight for layer in linear for weight in layer._parameters.values() if weight is not None]
+    if not plain or not linear or len(own) > len(set(own)):  # a weight that two layers share has one name
+        return None
+    if any(layer._buffers or layer._parameters.get("weight") is None for layer in linear):
         return None  # a frozen weight is a buffer
+    if _does_more(network, *network):
+        return None
     return layers if inputs.ndim == 2 or _is_flatten(layers[0][1]) else None
+
+
+def _does_more(*modules: nn.Module) -> bool:
+    """Whether a call of one does more than its class's `forward`, which the stacked walk stands for.
+
+    That is under hooks, its own or those of all modules, and where its call or its forward is another.
+    """
+    for_all = (
+        every._global_forward_hooks,
+        every._global_forward_pre_hooks,
+        every._global_backward_hooks,
+        every._global_backward_pre_hooks,
+    )
+    return any(for_all) or any(
+        own["_forward_hooks"]
+        or own["_forward_pre_hooks"]
+        or own["_backward_hooks"]
+        or own["_backward_pre_hooks"]
+        or "forward" in own
+        or "_call_impl" in own
+        or cls.__call__ is not nn.Module.__call__
+        or cls._call_impl is not nn.Module._call_impl
+        for own, cls in ((vars(module), type(module)) for module in modules)
+    )
 
 
 def _is_flatten(layer: nn.Module) -> bool:

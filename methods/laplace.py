@@ -20,7 +20,8 @@ Cost: as maximum a posteriori; after the fit one backward pass per output and ex
 networks of other layers than linear and convolutional: a Jacobian per example); `full` takes O(d^3) time.
 Stored per weight: 2 numbers (diagonal), about 4 (Kronecker, square layers), d + 2 (full).
 Valid for: every differentiable network and twice differentiable likelihood under a normal prior; Kronecker
-for networks of plain linear and convolutional layers. Parameters of a likelihood are point estimates.
+for networks of plain linear and convolutional layers that share no weight. Parameters of a likelihood are
+point estimates.
 """
 
 from __future__ import annotations
@@ -34,7 +35,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution, MultivariateNormal, constraints
-from torch.func import functional_call, jacrev, vmap
 
 from bench import optimizers, priors
 from bench.contract import JOINT, Batch, Method, Noise, Prior, Problem
@@ -45,7 +45,8 @@ from bench.families import curvature
 from bench.families.last_layer import last_linear, names_of
 from bench.priors import is_normal, joined_normals, normal_tensor
 from bench.settings import Positive, settings
-from bench.weights import forward, linearised, ravel, unravel
+from bench.text import one_line
+from bench.weights import forward, linearised, linearises, ravel, unravel
 
 NAMES: dict[str, dict[str, object]] = {
     "laplace": {},
@@ -243,10 +244,11 @@ class Laplace(Method):
         self.register_buffer("tuned_precision", torch.zeros(()))
         self.tunes = settings.prior_precision == "tuned" and start is None
         self.names = self._chosen()
-        self.layers = curvature.plain_layers(self.network, self.names)
+        self.layers = self._plain_layers()
         self.size = sum(self.network.get_parameter(name).numel() for name in self.names)
         self.covariance = nn.ModuleList(self._make_blocks())
         self._check_prior()
+        self._check_derivatives()
 
     @property
     def blocks(self) -> list[Block]:
@@ -262,6 +264,12 @@ class Laplace(Method):
             raise UsageError("laplace: weights last_layer needs a linear layer at the end; take weights all")
         return names_of(self.network, path)
 
+    def _plain_layers(self) -> list[nn.Linear | nn.Conv2d] | None:
+        """Layers whose calls give the curvature; None where Jacobians have to."""
+        if self.settings.curvature == "full":
+            return None
+        return curvature.plain_layers(self.network, self.names, curvature.few(self.problem.train))
+
     def _make_blocks(self) -> list[Block]:
         """Standard deviations and bases of fixed shapes, for curvature that can be afforded here."""
         if self.settings.curvature == "diagonal":
@@ -274,8 +282,10 @@ class Laplace(Method):
                 )
             return [Block(1, self.size, rotated=True)]
         if self.layers is None:
+            odd = curvature.odd_weight(self.network, self.names, curvature.few(self.problem.train))
             raise UsageError(
-                "laplace: curvature kronecker needs plain Linear or Conv2d layers alone; take diagonal"
+                "laplace: curvature kronecker needs plain Linear or Conv2d layers alone, each weight read by "
+                f"its own layer's calls alone, which {odd} is not; take full or diagonal"
             )
         shapes = [(len(m.weight), m.weight[0].numel(), m.bias is not None) for m in self.layers]
         return [Block(out, n + bias, bias, rotated=True) for out, n, bias in shapes]
@@ -302,6 +312,25 @@ class Laplace(Method):
                 raise UsageError(
                     "laplace: prior_precision tuned needs a prior N(0, s^2), one s for all weights; take task"
                 )
+
+    def _check_derivatives(self) -> None:
+        """Refuses a network that lacks a derivative that is needed after training."""
+        examples = curvature.few(self.problem.train)
+        reason, how = "", ""
+        try:
+            with torch.no_grad():
+                outputs = self.network(examples)
+            if self.layers is None:
+                roots = torch.eye(outputs.shape[1]).expand(len(outputs), -1, -1).to(outputs)
+                curvature.jacobians(self.network, self.names, examples, roots)
+            if self.settings.predictive == "linearised":
+                how = "; take predictive network"
+                if not linearises(self.network, examples):
+                    reason = "an operation has no second one"
+        except (RuntimeError, NotImplementedError) as error:
+            reason = one_line(error, 100)
+        if reason:
+            raise UsageError(f"laplace: the network lacks a derivative that is needed ({reason}){how}")
 
     # ---- after training
 
@@ -353,19 +382,12 @@ class Laplace(Method):
 
     def _jacobians(self, piece: Batch) -> Iterator[Tensor]:
         """Rows `[B, C, k]` whose outer products add up to the Gauss-Newton matrix, in chunks."""
-        fixed = {name: p.detach() for name, p in self.network.named_parameters()}
-        chosen = {name: fixed.pop(name) for name in self.names}
-
-        def outputs(chosen: dict[str, Tensor], example: Tensor, root: Tensor) -> Tensor:
-            return root.T @ functional_call(self.network, {**fixed, **chosen}, (example[None],))[0]
-
         with torch.no_grad():
             at_mode = self.network(piece.inputs)
         roots = curvature.output_roots(self.likelihood, at_mode, piece)
         chunk = max(1, curvature.LARGEST // (at_mode.shape[1] * self.size))
         for examples, some in zip(piece.inputs.split(chunk), roots.split(chunk), strict=True):
-            parts = vmap(jacrev(outputs), (None, 0, 0))(chosen, examples, some)
-            yield torch.cat([parts[name].reshape(*some.shape[:2], -1) for name in self.names], 2)
+            yield curvature.jacobians(self.network, self.names, examples, some)
 
     def _prior_terms(self) -> list[Term]:
         """Precision of the prior, block by block, in float64."""

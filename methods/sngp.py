@@ -21,7 +21,8 @@ Cost: as maximum a posteriori, n D more operations per example for n hidden unit
 with every bounded layer and its transpose at one input; after training a pass and K inverses of D x D for K
 outputs, K D^2 stored numbers. A prediction is one forward pass, whatever S.
 Valid for: networks that end in a linear layer, under priors that are independent over tensors; capabilities
-over weights are missing, since these are not the posed network's (`bench.contract.OF_WEIGHTS`). The bound
+over weights are missing, since these are not the posed network's (`bench.contract.OF_WEIGHTS`). Frozen
+layers stay as they are, whatever their norm. The bound
 keeps hidden distances from growing. That they do not vanish takes residual connections around maps of norm
 below 1: the suite's stacks (MLP, LeNet, small_cnn, VGG) have none, so that far inputs may collapse onto near
 ones. Its residual networks normalise by the response of a filter, which has no bound near maps of zeros.
@@ -181,28 +182,58 @@ class SNGP(Method):
         shapes: dict[str, torch.Size] = {}
         ends: list[Tensor] = []
 
-        def keep(layer: nn.Module, given: tuple[Tensor, ...], output: Tensor) -> None:
+        def keep(layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any], output: Tensor) -> None:
             if isinstance(layer, Head):
                 ends.append(output)
             else:
-                shapes[names[layer]] = (
-                    given[0].shape[-1:] if isinstance(layer, nn.Linear) else given[0].shape[1:]
-                )
+                shape = next(iter((*given, *named.values()))).shape
+                shapes[names[layer]] = shape[-1:] if isinstance(layer, nn.Linear) else shape[1:]
 
         names: dict[nn.Module, str] = {
-            m: name for name, m in self.network.named_modules() if isinstance(m, (*_BOUNDED, Head))
+            m: name
+            for name, m in self.network.named_modules()
+            if isinstance(m, Head) or (isinstance(m, _BOUNDED) and m._parameters.get("weight") is not None)
         }
-        handles = [layer.register_forward_hook(keep) for layer in names]
+        handles = [layer.register_forward_hook(keep, with_kwargs=True) for layer in names]
         with torch.no_grad():
             outputs = self.network(example[None])
         for handle in handles:
             handle.remove()
         if len(ends) != 1 or ends[0] is not outputs:
             raise UsageError(_NO_HEAD)
+        if (odd := self._unbounded(shapes)) is not None:
+            raise UsageError(
+                f"sngp: the norm of {odd} cannot be bounded: a matrix of weights must be that of a linear or "
+                "convolutional layer, act in its own calls alone, and as it is"
+            )
         for number, shape in enumerate(shapes.values()):
             direction = torch.randn(shape, generator=self.generator)
             self.register_buffer(f"direction_{number}", direction / direction.norm())
         return list(shapes)
+
+    def _unbounded(self, shapes: Mapping[str, torch.Size]) -> str | None:
+        """The first trained matrix of weights on whose norm scaling a layer's weight has no hold.
+
+        Args:
+            shapes: Of the inputs of the bounded layers, by name.
+        """
+        weights = {name: w for name, w in self.network.named_parameters() if w is not self.head.weight}
+        examples = curvature.few(self.problem.train)
+        outputs = self.network(examples).sum()
+        for name, weight in weights.items():
+            path = name.rpartition(".")[0]
+            layer = self.network.get_submodule(path)
+            if sum(size > 1 for size in weight.shape) < 2:
+                continue
+            if path not in shapes or layer.weight is not weight:
+                if torch.autograd.grad(outputs, weight, retain_graph=True, allow_unused=True)[0] is not None:
+                    return name
+            elif not _is_linear_in_its_weight(layer, shapes[path]):
+                return name
+        plain = {id(w) for layer in curvature.owners(self.network, [*weights]) for w in layer.parameters()}
+        return curvature.odd_weight(
+            self.network, [name for name, w in weights.items() if id(w) in plain], examples
+        )
 
     @torch.no_grad()
     def bound_norms(self, iterations: int = 1) -> None:
@@ -279,6 +310,19 @@ class SNGP(Method):
         outputs = forward(self.network, weights, batch.inputs)
         prior_term = -log_prob(self.prior, weights).sum()
         return likelihood_term(self.likelihood, outputs, batch, self.problem.num_train), prior_term
+
+
+def _is_linear_in_its_weight(layer: nn.Module, shape: torch.Size) -> bool:
+    """Whether the layer without its bias gives twice as much for one input `shape` of twice the weight."""
+    example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+    bias = getattr(layer, "bias", None)
+    weights = {} if bias is None else {"bias": torch.zeros_like(bias)}
+    with torch.no_grad():
+        once, twice = (
+            functional_call(layer, {**weights, "weight": factor * layer.get_parameter("weight")}, (example,))
+            for factor in (1, 2)
+        )
+    return torch.allclose(twice, 2 * once, rtol=1e-3, atol=1e-5)
 
 
 def _power_iterations(layer: nn.Module, direction: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -97,7 +97,10 @@ class VBLL(Method):
         """Path of the layer whose outputs are the network's."""
         path, example = last_layer.last_linear(self.network), self.problem.train[0][0][None]
         if path is None or not last_layer.is_final(self.network, path, example):
-            raise UsageError("vbll: needs a network whose outputs are those of one linear layer")
+            raise UsageError(
+                "vbll: needs a network whose outputs are those of one linear layer, all of whose weights are "
+                "free and used there alone"
+            )
         return path
 
     @classmethod

@@ -47,7 +47,7 @@ from bench.contract import (
 from bench.data import array_digest
 from bench.errors import UsageError
 from bench.settings import Code, Count, Whole, settings
-from bench.studies import own
+from bench.studies import own, trying
 from bench.text import one_line
 
 NAMES: dict[str, dict[str, object]] = {"own_images": {}}
@@ -222,16 +222,14 @@ class OwnImages(Task):
         return array_digest(arrays | {"classes": names} | self._own_network()[0])
 
     def _own_network(self) -> tuple[Arrays, list[str]]:
-        """The content of the file of one's own network, and sentences on it; it is tried out."""
+        """What decides which network one's own is, and sentences on it; it is tried out."""
         name = self.settings.network
         if name is None and self.settings.freeze:
             raise UsageError("--task.freeze true: is of a network of your own: --task.network")
         if name is None:
             return {}, []
-        inputs = self.encoder.encode(self.own_data("train")[0][:2])
-        said = own_network.check(self.problem().network, name, inputs, len(self.encoder.classes))
-        path = own_network.source(name)
-        return {"network": np.frombuffer(path.read_bytes() if path else b"", np.uint8)}, said
+        inputs = self.encoder.encode(self.own_data("train")[0][:8])
+        return trying.network(self.problem().network, name, inputs, len(self.encoder.classes))
 
     # ---- protocol
 

@@ -50,7 +50,7 @@ from bench.encoding import Column, Encoder
 from bench.errors import UsageError
 from bench.predictions import Categorical, Gaussian
 from bench.settings import Code, Count, Whole, settings
-from bench.studies import normals, own
+from bench.studies import normals, own, trying
 from bench.text import one_line
 
 NAMES: dict[str, dict[str, object]] = {"own_table": {}}
@@ -282,7 +282,7 @@ class OwnTable(Task):
         return array_digest(arrays | {"encoder": learned} | self._own_network()[0])
 
     def _own_network(self) -> tuple[Arrays, list[str]]:
-        """The content of the file of one's own network, and sentences on it; it is tried out."""
+        """What decides which network one's own is, and sentences on it; it is tried out."""
         name, freeze = self.settings.network, self.settings.freeze
         if name is None:
             if freeze:
@@ -291,9 +291,7 @@ class OwnTable(Task):
         problem = self.problem()
         outputs = len(self.encoder.target.classes) or 1
         inputs = self.own_data("train")[0]
-        said = own_network.check(problem.network, name, inputs, outputs)
-        path = own_network.source(name)
-        return {"network": np.frombuffer(path.read_bytes() if path else b"", np.uint8)}, said
+        return trying.network(problem.network, name, inputs, outputs)
 
     # ---- protocol
 

@@ -12,6 +12,7 @@ from bench import own_network
 from bench.errors import UsageError
 from bench.networks import Dropout, dropout_masks
 from bench.runs import registry
+from bench.studies import trying
 from bench.tasks.own_table import OwnTable, Settings
 from bench.weights import forward
 
@@ -57,8 +58,10 @@ def test_what_is_frozen_is_a_buffer(monkeypatch):
     last = make(monkeypatch, freeze=True)
     assert {*dict(last.named_parameters())} == {"4.weight", "4.bias"}
     last(INPUTS).sum().backward()
-    (said,) = own_network.check(lambda: last, "own:net", INPUTS, 2)
-    assert said.startswith("network own:net: 12 weights in the posterior, 30 frozen; BatchNorm layers at ")
+    _, (said,) = trying.network(lambda: make(monkeypatch, freeze=True), "own:net", INPUTS, 2)
+    assert said.startswith(
+        "network own:net: 12 weights in the posterior (4.weight, 4.bias), 30 frozen; BatchNorm layers at "
+    )
 
 
 @pytest.mark.parametrize("frozen", ["0.weight", "0.bias", "2.bias"])
@@ -113,13 +116,13 @@ WRONG = {
 @pytest.mark.parametrize("said", WRONG)
 def test_networks_that_cannot_be_used_are_refused_in_one_line(said, monkeypatch):
     with pytest.raises(UsageError, match=said) as caught:
-        own_network.check(lambda: make(monkeypatch, WRONG[said]), "own:net", INPUTS, 2)
+        trying.network(lambda: make(monkeypatch, WRONG[said]), "own:net", INPUTS, 2)
     assert "\n" not in str(caught.value)
 
 
 def test_looking_at_a_network_leaves_torchs_generator_alone(monkeypatch):
     before = torch.get_rng_state()
-    own_network.check(lambda: make(monkeypatch), "own:net", INPUTS, 2)
+    trying.network(lambda: make(monkeypatch), "own:net", INPUTS, 2)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call, jacrev
+from torch.nn.utils import prune
 
 from bench import networks, weights
 from bench.weights import forward, linearised, ravel, reparametrise, sampled_outputs, unravel
@@ -173,6 +174,112 @@ def test_a_layer_used_twice_is_walked_in_a_loop():
     network = nn.Sequential(layer, nn.Tanh(), layer).double()
     stacked = {n: torch.randn(3, *p.shape, dtype=torch.float64) for n, p in network.named_parameters()}
     inputs = torch.randn(5, 6, dtype=torch.float64)
+    torch.testing.assert_close(forward(network, stacked, inputs), plain(network, stacked, inputs))
+
+
+def adds_ten(module, arguments, output):
+    return output + 10
+
+
+class Doubles(nn.Linear):
+    """Does more than its `forward`."""
+
+    def __call__(self, *arguments):
+        """Twice the outputs."""
+        return 2 * super().__call__(*arguments)
+
+
+class Backwards(nn.Sequential):
+    """Goes through its layers from the last to the first."""
+
+    def __iter__(self):
+        """The layers, the last first."""
+        return reversed([*self._modules.values()])
+
+
+def takes_a_pre_hook(network):
+    network[1].register_forward_pre_hook(lambda module, arguments: (arguments[0] + 10,))
+
+
+def takes_another_forward(network):
+    network[0].forward = lambda inputs: nn.functional.linear(inputs, network[0].weight)
+
+
+def ties(network):
+    network[2].weight = network[0].weight
+
+
+def becomes(cls, place=0):
+    def change(network):
+        network[place].__class__ = cls
+
+    return change
+
+
+DO_MORE = {
+    "hook of the network": lambda network: network.register_forward_hook(adds_ten),
+    "hook of a layer": lambda network: network[0].register_forward_hook(adds_ten),
+    "hook of an activation": lambda network: network[1].register_forward_hook(adds_ten),
+    "hook with keywords": lambda network: network[2].register_forward_hook(
+        lambda module, arguments, named, output: output + 10, with_kwargs=True
+    ),
+    "hook before": takes_a_pre_hook,
+    "another forward of the layer's own": takes_another_forward,
+    "another call": becomes(Doubles),
+    "weight norm": lambda network: nn.utils.parametrizations.weight_norm(network[0]),
+    "weight norm by hooks": lambda network: torch.nn.utils.weight_norm(network[0]),
+    "pruned": lambda network: prune.l1_unstructured(network[0], "weight", 0.5),
+    "tied": ties,
+    "another order": lambda network: setattr(network, "__class__", Backwards),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("change", DO_MORE)
+@pytest.mark.parametrize("examples", [2, 300_000])
+def test_networks_that_do_more_than_their_layers_are_called(change, examples):
+    """Against plain calls, whatever the number of inputs: few would take the stacked walk, many the loop."""
+    network = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6)).double()
+    DO_MORE[change](network)
+    stacked = {n: torch.randn(2, *p.shape).double() for n, p in network.named_parameters()}
+    inputs = torch.randn(2, 6, dtype=torch.float64)
+    expected = plain(network, stacked, inputs)
+    many = inputs.repeat(examples // 2, 1)
+    torch.testing.assert_close(forward(network, stacked, many)[:, :2], expected)
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_a_hook_of_all_modules_or_a_backward_one_is_called(kind):
+    """Of all modules and of one layer: under S draws as often as S plain calls would."""
+    calls = []
+
+    def count(*arguments):
+        calls.append(1)
+
+    def called(register):
+        calls.clear()
+        network, stacked, inputs = case(small_mlp, 3)
+        of_all = register is None
+        layer_hook = None if of_all else getattr(network[1], f"register_{kind}_hook")(count)
+        name = f"register_module_{kind}_hook"
+        handle = getattr(nn.modules.module, name)(count) if of_all else layer_hook
+        try:
+            forward(network, stacked, inputs.requires_grad_()).sum().backward()
+        finally:
+            handle.remove()
+        return len(calls)
+
+    assert called("layer") == 3
+    assert called(None) >= 3 * 7  # of every layer, in every draw
+
+
+def test_a_network_with_hooks_is_not_asked_for_its_own_way():
+    network = nn.Linear(6, 3)
+    network.forward_samples = lambda weights, inputs: torch.zeros(())
+    stacked = {n: torch.randn(2, *p.shape) for n, p in network.named_parameters()}
+    inputs = torch.randn(5, 6)
+    assert forward(network, stacked, inputs).shape == ()
+    network.register_forward_hook(adds_ten)
     torch.testing.assert_close(forward(network, stacked, inputs), plain(network, stacked, inputs))
 
 

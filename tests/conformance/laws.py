@@ -554,6 +554,20 @@ def fit_leaves_the_problem(case: Case) -> None:
 
 
 @law
+def frozen_weights_stay(case: Case) -> None:
+    """What a task froze is the same to the last bit after a fit; a method may refuse the network."""
+    case = case.on(problems.frozen())
+    if case.refusal() is not None:
+        return
+    given = dict(problems.pretrained().named_buffers())
+    fitted = case.fit()
+    for member in getattr(fitted, "members", [fitted]):
+        found = dict(member.network.named_buffers())
+        for name, value in given.items():
+            assert torch.equal(found[name], value), name
+
+
+@law
 def finished_fit_is_found_again(case: Case, folder: Path) -> None:
     """A second engine on the same folder gives equal predictions without training."""
     fitted = case.fit(checkpoints=folder)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from bench import likelihoods, networks, priors
+from bench import likelihoods, networks, own_network, priors
 from bench.contract import Problem, Stored
 
 TRAIN, VAL = 20, 12
@@ -168,6 +168,38 @@ def pixel_line() -> Problem:
         for x, y in (d.tensors for d in (problem.train, problem.val))
     )
     return replace(problem, likelihood=likelihoods.Bernoulli(), train=train, val=val)
+
+
+class Pretrained(nn.Module):
+    """Frozen are two layers that share a weight, a normalisation and a convolution; the last is free."""
+
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.enter, self.again = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.again.weight = self.enter.weight
+        self.norm, self.convolution = nn.BatchNorm1d(4), nn.Conv1d(1, 1, 3, padding=1)
+        self.leave = nn.Linear(4, 3)
+        self.dropout = nn.Dropout(dropout)
+        g = torch.Generator().manual_seed(7)
+        for name, tensor in self.state_dict().items():
+            if not name.startswith("leave.") and tensor.is_floating_point():
+                tensor.copy_(2 * torch.rand(tensor.shape, generator=g) + 0.5)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Class scores `[B, 3]`."""
+        hidden = self.norm(self.again(self.enter(inputs).tanh())).tanh()
+        return self.leave(self.dropout(self.convolution(hidden[:, None])[:, 0]))
+
+
+def pretrained(dropout: float = 0.0) -> nn.Module:
+    """The network as a task with `--task.freeze true` poses it."""
+    own_network.imported["problems:Pretrained"] = lambda inputs, outputs: Pretrained(dropout)
+    return own_network.network("problems:Pretrained", (4,), 3, True, dropout)
+
+
+def frozen() -> Problem:
+    """Three classes by a network of which all but the last layer is frozen."""
+    return replace(mlp(), network=pretrained)
 
 
 PROBLEMS = {"mlp": mlp, "cnn": cnn, "regression": regression}

@@ -224,6 +224,12 @@ def test_fit_leaves_the_problem(case):
     laws.fit_leaves_the_problem(case)
 
 
+@cases("mlp")
+def test_frozen_weights_stay(case):
+    """What a task froze, in layers that share it too, is the same to the last bit after a fit."""
+    laws.frozen_weights_stay(case)
+
+
 @cases()
 def test_finished_fit_is_found_again(case, tmp_path):
     """A finished fit is read from its checkpoint, not trained again."""

@@ -187,6 +187,16 @@ class ChangesItself(MFVI):
         return prediction
 
 
+class MovesFrozen(MFVI):
+    """Scales every matrix below the last layer after training, frozen ones too."""
+
+    def finish_fit(self, loader):
+        super().finish_fit(loader)
+        for value in self.network.buffers():
+            if value.ndim == 2:
+                value *= 0.999
+
+
 class TakesSigmaForRho(MFVI):
     """Sets rho to the number that sigma should have."""
 
@@ -446,6 +456,7 @@ BROKEN = [
     (RepeatsOneSample, laws.weight_samples_have_shape),
     (PointLayer, laws.weight_samples_have_shape),
     (ChangesItself, laws.prediction_changes_nothing),
+    (MovesFrozen, laws.frozen_weights_stay),
     (FrozenBias, laws.gradients_reach_every_parameter),
     (DetachedScale, laws.gradients_reach_every_parameter),
     (Uphill, laws.training_fits_the_data),
