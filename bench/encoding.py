@@ -10,10 +10,10 @@ name.
 
 from __future__ import annotations
 
-import csv
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -21,19 +21,21 @@ import numpy as np
 import pydantic
 from pydantic import Field
 
+from bench import cells
+from bench.cells import read as read
+from bench.cells import text
 from bench.errors import UsageError
 from bench.text import one_line
 
-MISSING = frozenset({"", "na", "n/a", "nan", "<na>", "null", "?"})
-"""What stands for a missing value, in small letters."""
 MOST_CATEGORIES = 50
 """Different texts from which on a column is free text, whatever the number of rows."""
 FEW_NUMBERS = 10
 """Different whole numbers up to which a target is taken for classes."""
 
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _INFINITY = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([ T].*)?")
+
+_FARTHEST = 1e12  # a 32-bit network still has finite outputs there
 
 Kind = Literal["regression", "classification"]
 Values = Sequence[float | None] | Sequence[str | None]
@@ -41,106 +43,54 @@ Values = Sequence[float | None] | Sequence[str | None]
 
 
 class Column(NamedTuple):
-    """A column by its name: numbers, or categories."""
+    """A column by its name: numbers, or categories.
+
+    Attributes:
+        name: Of the column.
+        is_number: Whether it is of numbers.
+        values: Numbers, or categories.
+        texts: As they are written, row after row; None is missing.
+    """
 
     name: str
     is_number: bool
     values: Values
+    texts: Sequence[str | None]
 
 
-# -------------------------------------------------------------------------------------------------- reading
+# ------------------------------------------------------------------------------------------------ judging
 
 
-def read(path: Path) -> dict[str, list[Any]]:
-    """The cells of a file by column: CSV (with commas, semicolons or tabs, names first, UTF-8), or Parquet.
-
-    Raises:
-        UsageError: If it cannot be read, or its columns cannot be told apart; one line.
-    """
-    cells = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
-    names = [name for name, _ in cells]
-    for number, name in enumerate(names, 1):
-        if not name:
-            raise UsageError(f"{path}: column {number} has no name: the first line must name every column")
-        if names.count(name) > 1:
-            raise UsageError(f"{path}: two columns are named '{one_line(name)}': rename one")
-    return dict(cells)
-
-
-def _read_csv(path: Path) -> list[tuple[str, list[Any]]]:
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            header = file.readline()
-            file.seek(0)
-            lines = csv.reader(file, delimiter=max(",;\t", key=header.count), strict=True)
-            names = [name.strip() for name in next(lines, [])]
-            rows = []
-            for row in lines:
-                if len(row) == len(names):
-                    rows.append(row)
-                elif any(map(str.strip, row)):
-                    raise UsageError(
-                        f"{path}: line {lines.line_num} has {len(row)} cells, and the first line names "
-                        f"{len(names)} columns"
-                    )
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: is no text in UTF-8: save it as CSV in UTF-8") from None
-    except csv.Error as error:
-        raise UsageError(f"{path}: line {lines.line_num}: {error}") from None
-    if not rows:
-        raise UsageError(f"{path}: holds no rows below a line of names")
-    return list(zip(names, map(list, zip(*rows, strict=True)), strict=True))
-
-
-def _read_parquet(path: Path) -> list[tuple[str, list[Any]]]:
-    try:
-        from pyarrow import parquet
-    except ImportError:
-        raise UsageError(
-            f"{path}: Parquet needs pip install 'posterior-bench[parquet]'; or save the table as CSV"
-        ) from None
-    try:
-        table = parquet.read_table(path)
-    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
-        raise UsageError(f"{path}: cannot be read: {one_line(error)}") from None
-    return list(zip(table.column_names, (column.to_pylist() for column in table.columns), strict=True))
-
-
-def text(value: Any) -> str | None:
-    """A cell as text, None where it is missing; of CSV, of Parquet or of a row made in Python."""
-    found = "" if value is None else str(value).strip()
-    return None if found.lower() in MISSING else found
-
-
-def column(path: Path, name: str, cells: Iterable[Any], may_be_text: bool = False) -> Column:
+def column(path: Path, name: str, given: Iterable[Any], may_be_text: bool = False) -> Column:
     """A column, judged by all its cells.
 
     Args:
         path: What to call the file.
         name: Of the column.
-        cells: As read.
+        given: Its cells, as read.
         may_be_text: Whether texts may all be different, as the names of groups may.
 
     Raises:
-        UsageError: If it is empty, or holds an infinity, dates or free text; one line.
+        UsageError: If it is empty, or holds an infinity, dates, lists or free text; one line.
     """
-    values = [text(cell) for cell in cells]
-    present = [value for value in values if value is not None]
     where = f"{path}: column '{one_line(name)}'"
+    try:
+        values = [text(cell) for cell in given]
+    except ValueError as error:
+        raise UsageError(f"{where} {error}") from None
+    present = [value for value in values if value is not None]
     if not present:
         raise UsageError(f"{where} is empty: take it out")
     if may_be_text:
-        return Column(name, False, values)
-    if all(_NUMBER.fullmatch(value) or _INFINITY.fullmatch(value) for value in present):
+        return Column(name, False, values, values)
+    if all(cells.NUMBER.fullmatch(value) or _INFINITY.fullmatch(value) for value in present):
         numbers = [None if value is None else float(value) for value in values]
         if (infinite := next((v for v in numbers if v is not None and math.isinf(v)), None)) is not None:
             row = numbers.index(infinite) + 1
             raise UsageError(
                 f"{where} holds {infinite} in row {row}: give a finite number, or leave it empty"
             )
-        return Column(name, True, numbers)
+        return Column(name, True, numbers, values)
     different, example = len(set(present)), one_line(present[0])[:40]
     if all(map(_DATE.fullmatch, present)):
         raise UsageError(
@@ -152,7 +102,9 @@ def column(path: Path, name: str, cells: Iterable[Any], may_be_text: bool = Fals
             f"{where} holds {different} different texts in {len(present)} rows, such as '{example}': free "
             f"text cannot be encoded; take it out, or write few categories (at most {MOST_CATEGORIES})"
         )
-    return Column(name, False, values)
+    if all(value.lower() in ("true", "false") for value in present):  # one spelling, since others read alike
+        return Column(name, False, [None if v is None else cells.boolean(v) for v in values], values)
+    return Column(name, False, values, values)
 
 
 # ------------------------------------------------------------------------------------------------- encoding
@@ -180,22 +132,29 @@ class Numbers(_Model):
     scale: list[Annotated[float, Field(gt=0)]] = Field(min_length=1, max_length=2)
 
     def encode(self, values: Values) -> np.ndarray:
-        """Inputs `[N, 1]` or `[N, 2]`."""
-        inputs = [[self.median if v is None else v, v is None][: len(self.mean)] for v in values]
-        return (np.array(inputs, np.float64) - self.mean) / self.scale
+        """Inputs `[N, 1]` or `[N, 2]`.
 
-    def parsed(self, values: Iterable[str | None]) -> list[float | None]:
-        """Reads texts as numbers.
+        Raises:
+            UsageError: If one is too far from those of the training rows for a network; one line.
+        """
+        inputs = [[self.median if v is None else v, v is None][: len(self.mean)] for v in values]
+        with np.errstate(over="ignore"):
+            encoded = (np.array(inputs, np.float64) - self.mean) / self.scale
+        if (far := np.abs(encoded[:, 0]) > _FARTHEST).any():
+            found = values[int(far.argmax())]
+            raise UsageError(
+                f"column '{one_line(self.name)}' holds {found}, more than {_FARTHEST:g} standard deviations "
+                f"from the training rows' mean {self.mean[0]:g}: no network says anything there"
+            )
+        return encoded
+
+    def parsed(self, given: Iterable[Any]) -> list[float | None]:
+        """Cells as numbers.
 
         Raises:
             ValueError: If one is none; says which.
         """
-        found: list[float | None] = []
-        for value in values:
-            if value is not None and not (_NUMBER.fullmatch(value) and math.isfinite(float(value))):
-                raise ValueError(f"must be a number, not '{one_line(value)[:40]}'")
-            found.append(None if value is None else float(value))
-        return found
+        return [cells.number(cell) for cell in given]
 
 
 class Categories(_Model):
@@ -215,9 +174,13 @@ class Categories(_Model):
         """Inputs `[N, categories]`."""
         return np.array([[float(v == c) for c in self.categories] for v in values])
 
-    def parsed(self, values: Iterable[str | None]) -> list[str | None]:
-        """The texts as they are."""
-        return list(values)
+    def parsed(self, given: Iterable[Any]) -> list[str | None]:
+        """Cells as categories.
+
+        Raises:
+            ValueError: If one may mean several; says which.
+        """
+        return list(map(cells.among(self.categories), given))
 
 
 class Target(_Model):
@@ -253,38 +216,27 @@ class Encoder(_Model):
         """Inputs `[N, D]`, column after column, in float64."""
         return np.concatenate([c.encode(values[c.name]) for c in self.columns], 1)
 
-    def encode_rows(self, rows: str | Path | Iterable[Mapping[str, Any]]) -> np.ndarray:
-        """Inputs `[N, D]` of new rows: a CSV or Parquet file, or dictionaries from column to value.
+    def encode_rows(self, rows: Any) -> np.ndarray:
+        """Inputs `[N, D]` of new rows, in float64: any that `bench.cells.table` takes.
 
         Columns that the encoder does not know are not looked at. A missing value is encoded as one of the
         training rows; a category that they do not have is none of theirs.
 
         Raises:
-            UsageError: If a column is missing in a row, or a number is none; one line that names it.
+            UsageError: If a column is missing in a row, a number is none, or a category may be several; one
+                line that names it.
         """
-        if isinstance(rows, str | Path):
-            where, cells = str(rows), read(Path(rows))
-            number = len(next(iter(cells.values())))
-        else:
-            given = list(rows)
-            where, number = "rows", len(given)
-            if not all(isinstance(row, Mapping) for row in given):
-                raise UsageError("rows must be dictionaries from column to value: frame.to_dict('records')")
-            cells = {
-                c.name: [row[c.name] for row in given]
-                for c in self.columns
-                if all(c.name in r for r in given)
-            }
+        where, given, number = cells.table(rows)
         if not number:
             raise UsageError(f"{where}: there are no rows")
         values: dict[str, Values] = {}
         for c in self.columns:
-            if c.name not in cells:
+            if c.name not in given:
                 raise UsageError(
                     f"{where}: the column '{one_line(c.name)}' is missing: the posterior needs it"
                 )
             try:
-                values[c.name] = c.parsed(map(text, cells[c.name]))
+                values[c.name] = c.parsed(given[c.name])
             except ValueError as error:
                 raise UsageError(f"{where}: the column '{one_line(c.name)}' {error}") from None
         return self.encode(values)
@@ -317,44 +269,65 @@ def _learned(column: Column, rows: np.ndarray) -> Numbers | Categories:
         scaler = StandardScaler().fit(imputer.fit_transform(numbers))
     if not np.isfinite(scaler.scale_).all():
         raise UsageError(f"column '{one_line(column.name)}' holds numbers too large to be standardised")
-    return Numbers(
+    learned = Numbers(
         name=column.name,
         median=float(imputer.statistics_[0]),
         mean=scaler.mean_.tolist(),
         scale=scaler.scale_.tolist(),
     )
+    # scikit-learn takes what it cannot tell from rounding for constant, and divides it by 1.
+    if len(set(values)) > 1 and not 0.5 < learned.encode(values)[:, 0].std() < 2:
+        raise UsageError(
+            f"column '{one_line(column.name)}' differs too little from row to row beside the size of its "
+            "numbers to be standardised: give it in a smaller unit, or less a constant"
+        )
+    return learned
 
 
 def _target(target: Column, kind: Kind, rows: np.ndarray) -> Target:
-    values = [target.values[row] for row in rows]
-    if len(set(values)) < 2:
-        raise UsageError(
-            f"the target '{one_line(target.name)}' is {values[0]} in all {len(rows)} training rows: there is "
-            "nothing to learn"
-        )
     if kind == "classification":
-        return Target(name=target.name, classes=classes(values))
-    numbers = np.array(values, np.float64)
-    with np.errstate(over="ignore"):
-        scale = float(numbers.std())
-    if not math.isfinite(scale):
-        raise UsageError(f"the target '{one_line(target.name)}' holds numbers too large to be standardised")
-    return Target(name=target.name, mean=float(numbers.mean()), scale=scale)
+        names = identities(target)
+        return Target(name=target.name, classes=classes(names[row] for row in rows))
+    numbers = np.array([target.values[row] for row in rows], np.float64)
+    where = f"the target '{one_line(target.name)}'"
+    if len(set(numbers)) < 2:
+        raise UsageError(
+            f"{where} is {numbers[0]:g} in all {len(rows)} training rows: there is nothing to learn"
+        )
+    with np.errstate(over="ignore", under="ignore"):
+        variance = float(numbers.var())
+    if not math.isfinite(variance):
+        raise UsageError(f"{where} holds numbers too large to be standardised: give it in a larger unit")
+    if variance < np.finfo(np.float64).tiny:
+        raise UsageError(
+            f"{where} differs too little from row to row to be standardised: give it in a smaller unit"
+        )
+    return Target(name=target.name, mean=float(numbers.mean()), scale=float(numbers.std()))
 
 
-def classes(values: Iterable[float | str | None]) -> list[str]:
-    """The classes among the values, numbers in their order."""
-    return [label(value) for value in sorted({value for value in values if value is not None})]  # type: ignore[type-var]
+def identities(target: Column) -> list[str]:
+    """The name of the class of each row, `[N]`, of a target without missing values.
+
+    Of a column of whole numbers a class is its integer, whatever its size (1 and 1.0 are one class); of any
+    other it is its exact text, so that 7 and 007 are two.
+    """
+    texts = [value for value in target.texts if value is not None]
+    integers = [integer for value in texts if (integer := cells.whole(value)) is not None]
+    return integers if len(integers) == len(texts) else texts
 
 
-def label(value: float | str) -> str:
-    """A class by its name: of a whole number without a point."""
-    return value if isinstance(value, str) else f"{value:g}" if value == int(value) else repr(value)
+def classes(names: Iterable[str]) -> list[str]:
+    """The classes among the names, each once, in the order of their numbers if all are numbers."""
+    found = sorted(set(names))
+    if all(map(cells.NUMBER.fullmatch, found)):
+        return sorted(found, key=Decimal)
+    return found
 
 
 def guessed(target: Column) -> tuple[Kind, str]:
     """What a target is taken for, and why."""
-    different = len(set(target.values))
+    names = identities(target)
+    different = len(set(names))
     if not target.is_number:
         return "classification", f"{different} different texts"
     if different <= FEW_NUMBERS and all(float(v).is_integer() for v in target.values if v is not None):

@@ -150,7 +150,14 @@ class ActiveLearning(Task):
         return self._data
 
     def data_digest(self) -> str:
-        """Digest of the images and labels that are used."""
+        """Digest of the images and labels that are used.
+
+        Raises:
+            UsageError: If more points are to be acquired than there are.
+        """
+        active.check_acquired(
+            self.settings.acquired, len(self.data.pool) - START, "points of the pool are left"
+        )
         return self.data.digest
 
     # ---- protocol

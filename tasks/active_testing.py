@@ -159,7 +159,15 @@ class ActiveTesting(Task):
         return self._unbalanced
 
     def data_digest(self) -> str:
-        """Digest of the digests of both."""
+        """Digest of the digests of both.
+
+        Raises:
+            UsageError: If more test labels are to be bought than there are.
+        """
+        pool = max(
+            len(self.images.test_labels), len(self.unbalanced.test_labels)
+        )  # of the smaller all but one
+        active.check_acquired(self.settings.acquired, pool, "test labels are there")
         digests = {"full": self.images.digest, "small": self.unbalanced.digest}
         return data.array_digest({k: np.frombuffer(bytes.fromhex(d), np.uint8) for k, d in digests.items()})
 

@@ -5,7 +5,8 @@ and which knows its own error?
 
 Protocol: a folder that holds a folder per class, as torchvision's ImageFolder reads it. Of every class 20% of
 the images are held out, at random. Images are in colour, their shorter side scaled to `size` pixels and the
-middle square cut out; channels are standardised by the training images. One fit per run, without
+middle square cut out, turned as their EXIF data say; what cannot be made 8-bit RGB exactly is refused by
+name; channels are standardised by the training images. One fit per run, without
 augmentation, of three convolutions with 16, 32 and 64 maps and prior N(0, 1), or of a network of one's own.
 `--seed` moves the fit, `--task.split` the held-out images: runs of several seeds share them, so that `bench
 compare` pairs them.
@@ -19,7 +20,7 @@ alone, where one class is common; settings of methods that nobody tuned for the 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -123,18 +124,38 @@ class Images(Stored):
 
 
 def picture(path: Path, size: int) -> np.ndarray:
-    """The middle square of a picture in colour, `[size, size, 3]`, uint8.
+    """The middle square of a picture in colour, `[size, size, 3]`, uint8; turned as its EXIF data say.
 
     Raises:
-        UsageError: If it cannot be read as one.
+        UsageError: If it cannot be read as one, or not be converted exactly (`bench.photographs.decoding`).
     """
     from PIL import Image, ImageOps
 
+    from bench.photographs import decoding
+
     try:
-        with Image.open(path) as opened:
-            return np.array(ImageOps.fit(opened.convert("RGB"), (size, size), Image.Resampling.BILINEAR))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        whole = decoding.decoded(path)
+    except (OSError, decoding.Unusable) as error:
         raise UsageError(f"{path}: cannot be read as an image: {one_line(error)}") from None
+    return np.array(ImageOps.fit(whole, (size, size), Image.Resampling.BILINEAR))
+
+
+def pictures(paths: Sequence[Path], size: int) -> np.ndarray:
+    """The middle squares of pictures in colour, `[N, size, size, 3]`, uint8.
+
+    Raises:
+        UsageError: If some cannot be used; one line that names the first three, with their reasons.
+    """
+    found, refused = [], []
+    for path in paths:
+        try:
+            found.append(picture(path, size))
+        except UsageError as error:
+            refused.append(str(error))
+    if refused:
+        more = f"; and {len(refused) - 3} more of {len(paths)}" if len(refused) > 3 else ""
+        raise UsageError("; ".join(refused[:3]) + more)
+    return np.stack(found)
 
 
 class OwnImages(Task):
@@ -191,7 +212,7 @@ class OwnImages(Task):
     def parts(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Images `[N, 3, H, W]`, uint8, and classes `[N]` of train and test."""
         _, paths, labels = self.files
-        images = torch.from_numpy(np.stack([picture(path, self.settings.size) for path in paths]))
+        images = torch.from_numpy(pictures(paths, self.settings.size))
         images = images.permute(0, 3, 1, 2).contiguous()
         is_test = torch.from_numpy(own.at_random(labels, self.settings.split))
         of_row = torch.from_numpy(labels)
@@ -322,12 +343,13 @@ class Predictor:
             seed: Of the samples.
 
         Raises:
-            UsageError: If a file is no image; one line that names it.
+            UsageError: If a file is no image that can be used; one line that names it.
         """
-        squares = [picture(Path(path), self.encoder.size) for path in images]
-        if not squares:
+        paths = [Path(path) for path in images]
+        if not paths:
             raise UsageError("there are no images")
-        inputs = self.encoder.encode(torch.from_numpy(np.stack(squares)).permute(0, 3, 1, 2))
+        squares = torch.from_numpy(pictures(paths, self.encoder.size))
+        inputs = self.encoder.encode(squares.permute(0, 3, 1, 2))
         with torch.no_grad():
             prediction = self.method.predict(inputs, num_samples, torch.Generator().manual_seed(seed))
         return own.told(prediction, self.encoder.classes)

@@ -21,7 +21,8 @@ settings of methods that nobody tuned for the table.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +32,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from bench import encoding, likelihoods, metrics, networks, own_network, priors
+from bench.cells import read, text
 from bench.contract import (
     Arrays,
     Budget,
@@ -142,26 +144,26 @@ class OwnTable(Task):
         if given.file is None or given.target is None:
             raise UsageError("own_table needs a table: --task.file FILE.csv --task.target COLUMN")
         path = Path(given.file)
-        cells = encoding.read(path)
+        table = read(path)
         for flag, name in (
             ("target", given.target),
             ("split_column", given.split_column),
             ("group", given.group),
         ):
-            if name is not None and name not in cells:
-                names = ", ".join(one_line(each) for each in list(cells)[:20])
+            if name is not None and name not in table:
+                names = ", ".join(one_line(each) for each in list(table)[:20])
                 raise UsageError(f"--task.{flag} {name}: {path} has no such column; it has {names}")
-        kept = [row for row, cell in enumerate(cells[given.target]) if encoding.text(cell) is not None]
+        kept = [row for row, cell in enumerate(table[given.target]) if text(cell) is not None]
         if len(kept) < own.FEWEST:
             raise UsageError(
                 f"{path}: {len(kept)} rows with a target are too few to learn and to test: at least "
                 f"{own.FEWEST} are needed"
             )
-        self.left_out = len(cells[given.target]) - len(kept)
+        self.left_out = len(table[given.target]) - len(kept)
         beside = (given.split_column, given.group)
         return {
-            name: encoding.column(path, name, [cells[name][row] for row in kept], name in beside)
-            for name in cells
+            name: encoding.column(path, name, [table[name][row] for row in kept], name in beside)
+            for name in table
         }
 
     @cached_property
@@ -172,18 +174,18 @@ class OwnTable(Task):
         kind = self.settings.kind or encoding.guessed(target)[0]
         if kind == "regression" and not target.is_number:
             raise UsageError(f"--task.kind regression: the target '{name}' holds texts, which are no numbers")
-        values: list[Any] = list(target.values)
-        if len(set(values)) < 2:
+        counts = Counter(self.labels if kind == "classification" else target.values)
+        if len(counts) < 2:
             raise UsageError(
-                f"{path}: the target '{name}' is {one_line(encoding.label(values[0]))} in all rows: there is "
+                f"{path}: the target '{name}' is {one_line(self.labels[0])} in all rows: there is "
                 "nothing to learn"
             )
         if kind == "classification":
-            alone = [value for value in sorted(set(values)) if values.count(value) == 1]
+            alone = [value for value in encoding.classes(self.labels) if counts[value] == 1]
             otherwise = "; --task.kind regression takes the target as a number" if target.is_number else ""
             if alone:
                 raise UsageError(
-                    f"{path}: the class {one_line(encoding.label(alone[0]))} of the target '{name}' is in "
+                    f"{path}: the class {one_line(alone[0])} of the target '{name}' is in "
                     "only one row, which cannot be both learned and tested: take the row out, or put it in "
                     f"another class{otherwise}"
                 )
@@ -193,6 +195,11 @@ class OwnTable(Task):
     def target_column(self) -> Column:
         """The target."""
         return self.columns[self.settings.target or ""]
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """Of each row the name of its class, if the target is taken for classes, `[N]`."""
+        return encoding.identities(self.target_column)
 
     @cached_property
     def inputs(self) -> list[Column]:
@@ -206,8 +213,7 @@ class OwnTable(Task):
     @cached_property
     def rows(self) -> dict[str, np.ndarray]:
         """Numbers of the rows of train and test, ascending."""
-        values = np.array(self.target_column.values, object)
-        kind = self.kind
+        kind, labels = self.kind, np.array(self.labels, object)
         if self.settings.split_column is not None and self.settings.group is not None:
             raise UsageError("--task.group and --task.split_column: a column says it all, give one of them")
         if self.settings.split_column is not None:
@@ -215,7 +221,7 @@ class OwnTable(Task):
         elif self.settings.group is not None:
             is_test = self._whole_groups(self.columns[self.settings.group])
         else:
-            strata = values if kind == "classification" else np.zeros(len(values))
+            strata = labels if kind == "classification" else np.zeros(len(labels))
             is_test = own.at_random(strata, self.settings.split)
         found = {"train": np.flatnonzero(~is_test), "test": np.flatnonzero(is_test)}
         for part, fewest in (("train", FEWEST_TRAINED), ("test", FEWEST_TESTED)):
@@ -223,9 +229,9 @@ class OwnTable(Task):
                 raise UsageError(
                     f"{self.settings.file}: {len(found[part])} rows to {part}: at least {fewest} are needed"
                 )
-        if kind == "classification" and (new := set(values[is_test]) - set(values[~is_test])):
+        if kind == "classification" and (new := set(labels[is_test]) - set(labels[~is_test])):
             raise UsageError(
-                f"{self.settings.file}: the class {one_line(encoding.label(min(new)))} is in test rows "
+                f"{self.settings.file}: the class {one_line(encoding.classes(new)[0])} is in test rows "
                 "alone: nothing could have learned it; split otherwise"
             )
         return found
@@ -263,10 +269,10 @@ class OwnTable(Task):
         rows, target = self.rows[part], self.encoder.target
         values = {c.name: [c.values[row] for row in rows] for c in self.inputs}
         inputs = torch.from_numpy(self.encoder.encode(values)).float()
-        wanted = [self.target_column.values[row] for row in rows]
         if self.kind == "classification":
-            return inputs, torch.tensor([target.classes.index(encoding.label(v)) for v in wanted])
-        numbers = np.array(wanted, np.float64)
+            index = {name: number for number, name in enumerate(target.classes)}
+            return inputs, torch.tensor([index[self.labels[row]] for row in rows])
+        numbers = np.array([self.target_column.values[row] for row in rows], np.float64)
         if part == "test":
             return inputs, torch.from_numpy(numbers)
         return inputs, torch.from_numpy((numbers - target.mean) / target.scale).float()[:, None]
@@ -417,17 +423,16 @@ class Predictor:
     def __init__(self, method: Method, encoder: Encoder) -> None:
         self.method, self.encoder = method, encoder
 
-    def predict(
-        self, rows: str | Path | Iterable[Mapping[str, Any]], num_samples: int = 200, seed: int = 0
-    ) -> list[dict[str, Any]]:
+    def predict(self, rows: Any, num_samples: int = 200, seed: int = 0) -> list[dict[str, Any]]:
         """Predictions of new rows, a dictionary each, in their order.
 
         A missing value is encoded as one of the training rows, a category that they do not have as none of
         theirs; further columns, such as the target, are not looked at.
 
         Args:
-            rows: A CSV or Parquet file, or dictionaries from column to value, such as those of
-                `frame.to_dict("records")`.
+            rows: The path of a CSV or Parquet file, a data frame of pandas or polars, a structured array of
+                numpy, or rows: dictionaries from column to value, Series or named tuples. One row means the
+                same in all of these forms (`bench.cells`).
             num_samples: Weight samples S that are averaged, at least 1.
             seed: Of the samples.
 
@@ -436,7 +441,8 @@ class Predictor:
             classes `class`, the most probable one, and `probabilities` by class.
 
         Raises:
-            UsageError: If a column is missing in a row, or a number is none; one line that names it.
+            UsageError: If a column is missing in a row, a number is none, or a value may be one of several
+                categories; one line that names it.
         """
         inputs = torch.from_numpy(self.encoder.encode_rows(rows)).float()
         generator = torch.Generator().manual_seed(seed)

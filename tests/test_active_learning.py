@@ -1,12 +1,12 @@
 """Active learning: the data, the protocol, who can see which label, and every number by hand."""
 
 import math
-import os
 
 import numpy as np
 import pytest
 import torch
 import toys
+from published import need
 
 import bench
 from bench import data, metrics, networks, priors, randomness
@@ -112,12 +112,19 @@ def test_parts_share_no_image_and_are_standardised():
     rows_of(found.test, active.standardise("digits", images.test_inputs))
 
 
+def test_more_acquisitions_than_points_are_refused_before_training():
+    """Ten are labelled at first; negative control: all that are left can be acquired."""
+    with pytest.raises(
+        UsageError, match=r"--task.acquired 292: only 291 points of the pool are left; give 291"
+    ):
+        make(acquired=POOL - 9).data_digest()
+    make(acquired=POOL - 10).data_digest()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
 def test_sizes_and_constants_of_the_large_sets(name):
-    if data.find(name) is None:
-        reason = f"{name} is in no folder of this machine: set BENCH_DATA"
-        (pytest.fail if os.environ.get("BENCH_REQUIRE_DATA") == "1" else pytest.skip)(reason)
+    need(name)
     pixels = data.load(name).train_inputs.double()
     assert pixels.mean().item() == pytest.approx(active.SIZES[name].mean, abs=5e-5)
     assert pixels.std().item() == pytest.approx(active.SIZES[name].sd, abs=5e-5)

@@ -11,6 +11,7 @@ import toys
 
 from bench import metrics
 from bench.engine.engine import Engine, TrainerOptions
+from bench.errors import UsageError
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
 from bench.predictions import Categorical
@@ -30,6 +31,13 @@ def make(**values):
 def run(task, cls=MFVI, seed=0):
     """Arrays of a run, without targets."""
     return task.run(Engine(cls, cls.settings_class(), seed, None, TrainerOptions(accelerator="cpu")))
+
+
+def test_more_labels_than_there_are_are_refused_before_training():
+    """Digits have 355 test images; negative control: all of them can be bought."""
+    with pytest.raises(UsageError, match=r"--task.acquired 356: only 355 test labels are there; give 355 or"):
+        make(acquired=356).data_digest()
+    make(acquired=355).data_digest()
 
 
 # ---- draws

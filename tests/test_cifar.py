@@ -1,11 +1,11 @@
 """CIFAR: the published content, in both layouts that hold it, and what is said of one that is not it."""
 
 import json
-import os
 
 import numpy as np
 import pytest
 from PIL import Image
+from published import need
 
 from bench import cifar
 from bench.data import array_digest
@@ -115,9 +115,7 @@ def test_missing_data_are_told_with_the_ways_out(monkeypatch, tmp_path):
 @pytest.mark.slow
 def test_published_cifar10():
     """Class counts, means of the channels as everybody prints them, and the first labels."""
-    if cifar.find("cifar10") is None:
-        reason = "CIFAR-10 is in no folder of this machine: set BENCH_DATA"
-        (pytest.fail if os.environ.get("BENCH_REQUIRE_DATA") == "1" else pytest.skip)(reason)
+    need("cifar10")
     found = cifar.load("cifar10")
     assert np.bincount(found["train_labels"]).tolist() == [5000] * 10
     assert np.bincount(found["test_labels"]).tolist() == [1000] * 10

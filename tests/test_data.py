@@ -9,7 +9,6 @@ import functools
 import gzip
 import hashlib
 import http.server
-import os
 import re
 import socket
 import struct
@@ -25,6 +24,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from published import need
 
 from bench import data
 from bench.errors import DataError, UsageError
@@ -85,9 +85,7 @@ def small(monkeypatch, tmp_path):
 @pytest.fixture
 def published(request):
     """The published data set of this name."""
-    if data.find(request.param) is None:
-        reason = f"{request.param} is in no folder of this machine: set BENCH_DATA"
-        (pytest.fail if os.environ.get("BENCH_REQUIRE_DATA") == "1" else pytest.skip)(reason)
+    need(request.param)
     return data.load(request.param)
 
 

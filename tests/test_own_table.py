@@ -352,6 +352,15 @@ def test_a_loaded_run_predicts_what_it_predicted(runs):
     assert bench.load(directory).predict(path) == found
 
 
+def test_a_data_frame_predicts_what_its_file_predicts(runs):
+    """Taken as it is and as its rows, to the last bit; missing values and categories among them."""
+    pandas = pytest.importorskip("pandas")
+    frame, predictor = pandas.read_csv(PENGUINS), bench.load(runs[1]["mfvi", "body_mass_g", 0])
+    expected = predictor.predict(PENGUINS)
+    assert predictor.predict(frame) == predictor.predict(frame.to_dict("records")) == expected
+    assert predictor.predict(frame.drop(columns="sex").assign(sex="other")) != expected
+
+
 def test_samples_widen_a_prediction_and_depend_on_the_seed_alone(runs):
     predictor = bench.load(runs[1]["mfvi", "body_mass_g", 0])
     first = predictor.predict(rows_of(make())[:3], num_samples=50)

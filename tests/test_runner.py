@@ -30,7 +30,7 @@ from bench.runs.runner import load_scores
 from bench.sweep import sweep
 from bench.tasks import split_mnist
 
-FILES = ["arrays.safetensors", "checkpoints", "curves.csv", "figures", "log.txt", "record.json"]
+FILES = ["arrays.safetensors", "checkpoints", "curves.csv", "figures", "files.json", "log.txt", "record.json"]
 WAITS = ["run", "toys:Waits", "split_digits", "--preset", "smoke", "--threads", "1"]
 """A run that waits in step 3 for its process to be ended, where the environment says so (`toys.Waits`)."""
 
@@ -113,6 +113,11 @@ def test_loaded_method_predicts_as_its_run_did(done):
 
 def test_load_without_checkpoint_is_one_line(done, tmp_path):
     shutil.copytree(done.directory, tmp_path / "run", ignore=shutil.ignore_patterns("checkpoints"))
+    with pytest.raises(
+        UsageError, match=r"checkpoints/000-step-1.ckpt is missing, .* and 2 more; bench run --fo"
+    ):
+        bench.load(tmp_path / "run")
+    (tmp_path / "run" / "files.json").unlink()  # as of runs from before the list
     with pytest.raises(UsageError, match="holds no checkpoint"):
         bench.load(tmp_path / "run")
     with pytest.raises(UsageError, match=r"holds no run: there is no record\.json"):

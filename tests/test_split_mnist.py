@@ -1,15 +1,15 @@
 """The split tasks: metrics by hand, the protocol, adversarial predictions, and the published pattern."""
 
 import math
-import os
 
 import numpy as np
 import pytest
 import torch
 import toys
+from published import need
 
 import bench
-from bench import data, metrics
+from bench import metrics
 from bench.contract import Undefined
 from bench.errors import UsageError
 from bench.leaderboard.evidence import entries
@@ -444,9 +444,7 @@ def test_check_knows_the_pattern():
 @pytest.fixture
 def mnist():
     """Real MNIST must be there."""
-    if data.find("mnist") is None:
-        reason = "mnist is in no folder of this machine: set BENCH_DATA"
-        (pytest.fail if os.environ.get("BENCH_REQUIRE_DATA") == "1" else pytest.skip)(reason)
+    need("mnist")
 
 
 def test_committed_records_show_the_published_pattern_on_mnist():

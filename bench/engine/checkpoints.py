@@ -55,7 +55,7 @@ def read(path: Path) -> dict[str, Any]:
         UsageError: If it cannot be read.
     """
     with fitting(path):
-        content = path.read_bytes()
+        content = files.read(path)
         if hashlib.sha256(memoryview(content)[:-_DIGEST]).digest() != content[-_DIGEST:]:
             raise Damaged(path)
         found: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True, map_location="cpu")

@@ -30,7 +30,7 @@ from typing import Any, BinaryIO, get_args
 from PIL import Image
 
 from bench.errors import DataError, OutputError, UsageError
-from bench.photographs import preprocessing
+from bench.photographs import decoding, preprocessing
 from bench.photographs.photographs import (
     INDEX,
     PIXELS,
@@ -231,7 +231,7 @@ def _picture(eye: Eye, size: int, way: Way, is_cropped: bool) -> tuple[str, byte
             picture = preprocessing.decoded(eye.picture, size)
         else:
             picture = Image.fromarray(eye.picture)
-    except (preprocessing.Unusable, PermissionError) as error:
+    except (decoding.Unusable, PermissionError) as error:
         return getattr(error, "strerror", None) or str(error), b""
     except OSError as error:  # a disk that is gone, not a bad photograph
         raise DataError(

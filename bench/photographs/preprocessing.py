@@ -13,16 +13,14 @@ Pictures are taken as they are stored: an orientation noted in their EXIF data i
 
 from __future__ import annotations
 
-import io
-import re
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from scipy.ndimage import gaussian_filter
 
-from bench.text import one_line
+from bench.photographs import decoding
 
 Way = Literal["resize", "contrast"]
 
@@ -33,41 +31,25 @@ GREY = 128
 SMALLEST = 8
 """Least side in pixels of a picture that can be used."""
 
-_FORMATS = ("JPEG", "PNG")  # Pillow knows others, and runs a program for some
+_FORMATS = ("JPEG", "PNG")
 _FILTER = Image.Resampling.BILINEAR  # of Pillow: smooths when it shrinks, and overshoots at no edge
 
 
-class Unusable(ValueError):
-    """What a file holds is no picture that can be used; the message says why."""
-
-
 def decoded(path: Path, side: int) -> Image.Image:
-    """Reads a JPEG or PNG as 8-bit RGB; grey ones and those of 16 bits are converted.
+    """Reads a JPEG or PNG as 8-bit RGB, as it is stored.
 
     Args:
         path: The file.
-        side: To which the picture will be scaled. A JPEG may come out smaller than stored, but at least twice
-            as large as this, which saves most of the time of decoding.
+        side: To which the picture will be scaled.
 
     Raises:
-        Unusable: It is no such picture, or a damaged one.
+        Unusable: It is no such picture, a damaged one, or one that cannot be converted exactly.
         OSError: The system cannot read the file.
     """
-    content = path.read_bytes()
-    try:
-        picture: Image.Image = Image.open(io.BytesIO(content), formats=_FORMATS)
-        picture.draft(None, (2 * side, 2 * side))
-        picture.load()
-    except UnidentifiedImageError:
-        raise Unusable("neither JPEG nor PNG" if content else "empty file") from None
-    except Exception as error:  # Pillow has no common class for what damaged files end in
-        raise Unusable(f"damaged, {one_line(re.sub(r'<.*?>', '', str(error)), 100)}") from None
+    picture = decoding.decoded(path, _FORMATS, side, turn=False)
     if min(picture.size) < SMALLEST:
-        raise Unusable(f"only {picture.width} x {picture.height} pixels")
-    if picture.mode.startswith("I"):  # 16 bits, which Pillow would clip at 255
-        deep = np.asarray(picture)
-        picture = Image.fromarray((deep if deep.max() < 256 else deep >> 8).astype(np.uint8))
-    return picture if picture.mode == "RGB" else picture.convert("RGB")
+        raise decoding.Unusable(f"only {picture.width} x {picture.height} pixels")
+    return picture
 
 
 def finished(picture: Image.Image, size: int, way: Way, is_cropped: bool = False) -> np.ndarray:

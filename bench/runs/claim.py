@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import OutputError, UsageError
-from bench.runs import records
-from bench.system.files import LOCK, locked, write, writing
+from bench.runs import holdings, records
+from bench.system.files import LOCK, NotPlain, locked, read, write, writing
 
 _KEPT_EVERY = 1.0
 """Seconds of a run that a process which is killed may lose from the count, if events come so often."""
@@ -59,7 +59,7 @@ class Claim:
 
     def _seconds_of_earlier_starts(self) -> float:
         try:
-            old = json.loads(self.marker.read_bytes())
+            old = json.loads(read(self.marker))
             seconds = float(old.get("seconds", 0.0))
             damaged = not 0.0 <= seconds < float("inf")
         except (ValueError, TypeError, AttributeError):
@@ -84,6 +84,7 @@ def claimed(directory: Path, fingerprint: dict[str, Any], force: bool) -> Iterat
         force: Whether to empty the directory first.
     """
     new = [path for path in (directory, *directory.parents) if not path.exists()]
+    _refuse_links(directory, force)
     try:
         with locked(directory):
             try:
@@ -106,6 +107,21 @@ def claimed(directory: Path, fingerprint: dict[str, Any], force: bool) -> Iterat
         raise
 
 
+def _refuse_links(directory: Path, force: bool) -> None:
+    """Refuses links and pipes in the places of files, through which a run would write."""
+    if force and ((lock := directory / LOCK).is_symlink() or lock.is_fifo()):
+        lock.unlink()
+    try:
+        if not force:
+            holdings.refuse_links(directory)
+    except NotPlain as error:
+        raise UsageError(
+            f"{error.filename} {error.strerror}: remove it, or --force makes the run anew"
+        ) from None
+    except OSError:  # which is told where something is written
+        return
+
+
 def _make_room(directory: Path, force: bool) -> None:
     """Empties a directory that holds a failed run, or any run under `force`."""
     finished = (directory / "record.json").exists()
@@ -113,7 +129,7 @@ def _make_room(directory: Path, force: bool) -> None:
         raise UsageError(f"{directory} holds a {status} run: it is kept; --force replaces it")
     if finished or force:
         for path in directory.iterdir():
-            if path.is_dir():
+            if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             elif path.name != LOCK:
                 path.unlink()

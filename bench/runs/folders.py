@@ -1,7 +1,8 @@
 """The runs below a folder: which there are, how each stands, and all of them as a data frame.
 
 A directory with `record.json` holds a finished run, one with `unfinished.json` alone a run that goes on or
-was stopped. A record that cannot be read is a damaged run and told as such: no listing fails for one of them.
+was stopped. A record that cannot be read, or a file that is missing, makes a damaged run, told as such: no
+listing fails for one of them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.errors import UsageError
+from bench.runs import holdings
 from bench.runs.records import Record, read_record
 from bench.runs.registry import PRESETS
 from bench.system.files import is_locked
@@ -34,7 +36,7 @@ class Found:
     Attributes:
         directory: Where it lies.
         status: As the record says; without one running, if a process has its lock, or unfinished; damaged, if
-            the record cannot be read.
+            the record cannot be read or something that the run holds is missing.
         record: Its record; None if there is none that can be read.
         note: What else is to be said: why it did not complete, when it last moved.
     """
@@ -78,10 +80,15 @@ def look(directory: Path) -> Found:
         return Found(directory, "unfinished", note=f"last moved {_ago(directory)}")
     try:
         record = read_record(directory)
+        holdings.check(directory)
     except UsageError as error:
         if not (directory / "record.json").exists():
             raise
-        return Found(directory, "damaged", note=str(error).removeprefix(f"{directory}/"))
+        return Found(
+            directory,
+            "damaged",
+            note=str(error).removeprefix(f"{directory} is damaged: ").removeprefix(f"{directory}/"),
+        )
     return Found(directory, record.status, record, record.reason or "")
 
 

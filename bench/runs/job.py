@@ -13,7 +13,7 @@ import torch
 from bench.contract import Task
 from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
-from bench.runs import loggers, records, registry
+from bench.runs import holdings, loggers, records, registry
 from bench.runs.plan import Plan
 from bench.runs.registry import Choice
 from bench.settings import build
@@ -126,13 +126,14 @@ def made_already(job: Job) -> records.Record | None:
     method and task are the same.
 
     Raises:
-        UsageError: If another run is there.
+        UsageError: If another run is there, or a damaged one.
     """
     if job.plan.force or not (job.directory / "record.json").exists():
         return None
     record = records.read_record(job.directory)
     if record.status == "failed":
         return None
+    holdings.check(job.directory)
     now, then = job.fingerprint, _fingerprint_of(record)
     free = {"source"} | ({"threads"} if job.plan.threads is None else set())
     free |= {"task_file"} if then["task_file"] is None else set()  # a record from before it was kept

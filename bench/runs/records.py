@@ -6,6 +6,7 @@ A run's directory holds
     arrays.safetensors   predictions and held-out truth: all that scoring needs, so that every metric of the
                          record can be computed again
     curves.csv           losses and scores over the run, one `bench.contract.Row` a line
+    files.json           what the run holds, with lengths (`bench.runs.holdings`)
     figures/, log.txt, checkpoints/
 
 The record is written last: a directory without it is an unfinished run.
@@ -21,6 +22,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
@@ -32,7 +34,7 @@ import safetensors.numpy
 import bench
 from bench.errors import UsageError
 from bench.spec import Arrays, Metrics, Row, Spec, Undefined
-from bench.system.files import write
+from bench.system.files import read, write
 from bench.system.source import file_hash, source_hash
 from bench.text import all_escaped, hidden, one_line
 
@@ -226,7 +228,7 @@ def read_record(directory: Path) -> Record:
     """
     path = directory / "record.json"
     try:
-        record = Record.model_validate_json(path.read_bytes())
+        record = Record.model_validate_json(read(path))
     except (FileNotFoundError, NotADirectoryError):
         hint = "an unfinished run" if (directory / "unfinished.json").exists() else "no run"
         raise UsageError(f"{directory} holds {hint}: there is no record.json") from None
@@ -270,9 +272,10 @@ def read_arrays(directory: Path, path: Path | None = None) -> Arrays:
     Raises:
         UsageError: If they are missing, damaged, or not those that the record names.
     """
+    content = partial(read, directory / "arrays.safetensors") if path is None else path.read_bytes
     path = path or directory / "arrays.safetensors"
     try:
-        arrays = safetensors.numpy.load(path.read_bytes())
+        arrays = safetensors.numpy.load(content())
     except FileNotFoundError:
         raise UsageError(f"{directory} holds no arrays.safetensors") from None
     except OSError as error:
@@ -331,11 +334,10 @@ def read_curves(directory: Path, path: Path | None = None) -> list[Row]:
     """
     path = path or directory / "curves.csv"
     try:
-        with path.open(newline="") as file:
-            header, *rows = csv.reader(file)
-            if tuple(header) != Row._fields:
-                raise ValueError(f"the header is not {','.join(Row._fields)}")
-            found = [Row(curve, series, float(x), float(value)) for curve, series, x, value in rows]
+        header, *rows = csv.reader(io.StringIO(read(path).decode(), newline=""))
+        if tuple(header) != Row._fields:
+            raise ValueError(f"the header is not {','.join(Row._fields)}")
+        found = [Row(curve, series, float(x), float(value)) for curve, series, x, value in rows]
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, csv.Error) as error:

@@ -26,7 +26,7 @@ from bench.engine import checkpoints
 from bench.engine.engine import Engine
 from bench.engine.ensemble import Ensemble
 from bench.errors import BenchError, Diverged, OutputError, UsageError
-from bench.runs import loggers, records, registry
+from bench.runs import holdings, loggers, records, registry
 from bench.runs.claim import Claim, claimed, log_file
 from bench.runs.events import Observer, noticing, written
 from bench.runs.job import Job, made_already, make
@@ -165,6 +165,7 @@ def load(run: str | Path, data_dir: str | None = None, imports: tuple[str, ...] 
     registry.import_own(*imports)
     directory = Path(run)
     record = records.read_record(directory)
+    holdings.check(directory)
     paths = sorted((directory / "checkpoints").glob("*.ckpt"))
     if not paths:
         raise UsageError(f"{directory} holds no checkpoint")
@@ -204,6 +205,7 @@ def finished(directory: Path, path: Path | None = None, curves_path: Path | None
         UsageError: If the directory holds no finished run, or its method cannot be found.
     """
     record = records.read_record(directory)
+    holdings.check(directory)
     task, made = task_of(record), record.method
     method = registry.with_members(registry.method(made.name), made.members)
     *preset, _ = registry.preset_values(method, registry.task(record.task.name), record.preset)
@@ -255,12 +257,14 @@ def redraw(directory: Path) -> list[Path]:
         UsageError: If the directory holds no run with arrays, or its task cannot be found or has a defect.
         OutputError: If they cannot be written.
     """
+    holdings.check(directory)
     task, arrays = load_scores(directory)
     with registry.defects(f"the figures of {directory}"):
         footer = figures.footer([records.read_record(directory).label])
         paths = figures.save(task.figures(arrays), directory / "figures", footer)
     with registry.defects(f"the curves of {directory}"):
         records.replace_curves(directory, records.checked_curves(task.curves(arrays)))
+    holdings.keep_again(directory)
     return paths
 
 
@@ -428,6 +432,7 @@ def _write(job: Job, outcome: _Outcome, record: records.Record, log: logging.Log
         for name, text in task.leaves().items():
             files.write(directory / name, text.encode())
     records.write_curves(directory, own + rows)
+    holdings.keep(directory)
     records.write_record(directory, record)
 
 

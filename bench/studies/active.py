@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 from bench import data, networks
 from bench.contract import NetworkFactory
+from bench.errors import UsageError
 from bench.studies import acquisition, risk
 
 NUM_CLASSES = 10
@@ -94,6 +95,21 @@ def load(name: str, balanced: bool = False, data_dir: str | None = None) -> Data
 def standardise(name: str, inputs: Tensor) -> Tensor:
     """Pixels in [0, 1], minus the mean and over the standard deviation of the data set `name`."""
     return (inputs - SIZES[name].mean) / SIZES[name].sd
+
+
+def check_acquired(asked: int, there: int, what: str) -> None:
+    """Refuses more acquisitions than there are points, before anything is trained.
+
+    Args:
+        asked: The task's setting `acquired`.
+        there: How many can be acquired.
+        what: What they are, behind their number.
+
+    Raises:
+        UsageError: If more are asked for than are there; one line.
+    """
+    if asked > there:
+        raise UsageError(f"--task.acquired {asked}: only {there:,} {what}; give {there} or fewer")
 
 
 class Oracle:

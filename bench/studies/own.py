@@ -15,6 +15,7 @@ from bench.errors import UsageError
 from bench.predictions import Prediction
 from bench.spec import Arrays, Metric
 from bench.studies import calibration
+from bench.system import files
 from bench.text import one_line
 
 Kept = TypeVar("Kept", bound=pydantic.BaseModel)
@@ -40,7 +41,7 @@ def read_encoder(directory: Path, kind: type[Kept]) -> Kept:
     """
     path = directory / ENCODER
     try:
-        return kind.model_validate_json(path.read_bytes())
+        return kind.model_validate_json(files.read(path))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
     except pydantic.ValidationError as error:

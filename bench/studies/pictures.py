@@ -202,10 +202,14 @@ class PictureTask(Task):
         return moments(self.pictures.train[self.rows["train"]])
 
     def data_digest(self) -> str:
-        """Digest of the data sets, and of the rows of every part."""
+        """Of the data sets, foreign ones too, and of the rows of every part.
+
+        Raises:
+            DataError: If one of them is not there and cannot be had: before anything is trained.
+        """
         digests = {self.settings.dataset: self.pictures.digest}
         for name in set(self.foreign) - set(MADE):
-            digests[name] = data.SOURCES[name].digest
+            digests[name] = load(name, self.data_dir).digest
         arrays = {name: np.frombuffer(bytes.fromhex(digest), np.uint8) for name, digest in digests.items()}
         return array_digest(arrays | self.rows)
 

@@ -28,7 +28,7 @@ import torch
 from pydantic import BeforeValidator, Field
 
 from bench.errors import BenchError, DataError, OutputError, UsageError
-from bench.runs import runner
+from bench.runs import holdings, runner
 from bench.runs.plan import Plan
 from bench.runs.records import Record, read_record
 from bench.runs.registry import PRESETS, Choice, nearest
@@ -256,6 +256,8 @@ def finished(directory: Path, choice: Choice, force: bool = False) -> Record | N
     if not (directory / "record.json").exists():
         return None
     record = read_record(directory)
+    if not force and record.status != "failed":
+        holdings.check(directory)
     now = [asdict(choice.method_settings), choice.method.members, asdict(choice.task_settings)]
     then = [record.method.settings, record.method.members, record.task.settings]
     if json.loads(json.dumps(now)) == then:

@@ -5,9 +5,11 @@ A process that is killed leaves no half-written file under its final name, and n
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +21,60 @@ from bench.errors import Busy, OutputError
 _WRITING = ".writing"
 LOCK = ".lock"
 """Name of the file in a folder that one process has to itself, while it has it."""
+
+
+class NotPlain(OSError):
+    """A link or a pipe where a file should be; `filename` is its path, and `strerror` says what it is."""
+
+
+def read(path: Path) -> bytes:
+    """What a plain file holds: a link is not followed, and no FIFO is waited for.
+
+    Raises:
+        OSError: If it cannot be read; NotPlain, if it is no plain file.
+    """
+    with open(path, "rb", opener=_opened) as file:
+        return file.read()
+
+
+def refuse_links(folder: Path) -> None:
+    """Refuses a folder in which something is neither a plain file nor a folder; folders in it may hold links.
+
+    Raises:
+        NotPlain: If something is.
+    """
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                _refuse_other(entry.stat(follow_symlinks=False).st_mode, Path(entry.path))
+
+
+_PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""Of opening a file: no link is followed, no FIFO is waited for."""
+
+
+def _refuse_other(mode: int, path: Path) -> None:
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        what = "a link" if stat.S_ISLNK(mode) else "a pipe" if stat.S_ISFIFO(mode) else "no plain file"
+        raise NotPlain(errno.EINVAL, f"is {what}, and is neither read nor written", str(path))
+
+
+def _opened(path: str, flags: int) -> int:
+    """A descriptor of a plain file; of anything else the error says what it is."""
+    try:
+        descriptor = os.open(path, flags | _PLAIN, 0o666)
+    except OSError:
+        with suppress(FileNotFoundError):
+            _refuse_other(os.lstat(path).st_mode, Path(path))
+        raise
+    try:
+        _refuse_other(os.fstat(descriptor).st_mode, Path(path))
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 @contextmanager
@@ -71,7 +127,7 @@ def write_all(contents: Mapping[Path, bytes]) -> None:
         for path, content in contents.items():
             with writing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with partial[path].open("xb") as file:
+                with open(partial[path], "xb", opener=_opened) as file:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
@@ -101,6 +157,7 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     """
     lock = filelock.FileLock(folder / LOCK, timeout=-1 if wait else 0)
     try:
+        _refuse_other_lock(folder)
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except filelock.Timeout:
@@ -121,6 +178,7 @@ def is_locked(folder: Path) -> bool:
         return False
     lock = filelock.FileLock(folder / LOCK, timeout=0)
     try:
+        _refuse_other_lock(folder)
         lock.acquire()
     except filelock.Timeout:
         return True
@@ -128,3 +186,9 @@ def is_locked(folder: Path) -> bool:
         return False
     lock.release()
     return False
+
+
+def _refuse_other_lock(folder: Path) -> None:
+    """A lock that is a link would empty what it leads to."""
+    with suppress(FileNotFoundError):
+        _refuse_other((folder / LOCK).lstat().st_mode, folder / LOCK)

@@ -9,7 +9,6 @@ file (`tests/given.py`).
 """
 
 import math
-import os
 import re
 import sys
 import time
@@ -29,6 +28,7 @@ import toys
 from conformance import truth
 from drawn import half_counts, names_in_legends, texts, unnamed
 from given import GIVEN, flags
+from published import need, of_task
 
 import bench
 from bench import cifar, cli, data, figures, tables
@@ -82,9 +82,8 @@ def name(request, monkeypatch, tmp_path_factory):
         monkeypatch.setitem(data.SOURCES, dataset, small)
         for reader in ("load", "unbalanced"):
             monkeypatch.setattr(data, reader, partial(truth.World().images, reader))
-    elif dataset is not None and data.find(dataset) is None:
-        reason = f"{dataset} is in no folder of this machine: set BENCH_DATA"
-        (pytest.fail if os.environ.get("BENCH_REQUIRE_DATA") == "1" else pytest.skip)(reason)
+    else:
+        need(*of_task(make(request.param)))
     return request.param
 
 
