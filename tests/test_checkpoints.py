@@ -302,6 +302,7 @@ def test_load_refuses_a_damaged_checkpoint_and_one_of_another_layout(tmp_path):
     flipped(path)
     with pytest.raises(UsageError, match=re.escape(f"{path} is damaged: ") + ".*--force"):
         bench.load(done.directory)
+    (done.directory / "files.json").unlink()  # as of a run from before lengths were kept
     checkpoints.save(CONTENT, path)
     with pytest.raises(UsageError, match=re.escape(f"{path} does not fit: ") + ".*--force") as caught:
         bench.load(done.directory)

@@ -50,12 +50,7 @@ def store(arguments: list[str]) -> int:
     from bench.leaderboard.evidence import committing, manifest, moving
 
     root = manifest.ROOT if chosen.root is None else Path(chosen.root)
-    urls = [word for word in chosen.WHICH if "://" in word] or moving.places(root / "store.toml")
-    tasks = [word for word in chosen.WHICH if "://" not in word and word != moving.GIT]
-    if wrong := next((word for word in tasks if "/" in word or ":" in word), None):
-        raise UsageError(
-            f"{wrong} is no task, and no URL: a folder is written file://{Path(wrong).absolute()}"
-        )
+    tasks, urls = _which(chosen.WHICH, root)
     if chosen.action == "commit":
         if not chosen.message.strip():
             raise UsageError("a commit says what was run, and why: bench store commit --message '...'")
@@ -81,6 +76,19 @@ def store(arguments: list[str]) -> int:
     for line in missing:
         errors.print(f"bench: {line}", soft_wrap=True)
     return BenchError.exit_code if missing else 0
+
+
+def _which(words: list[str], root: Path) -> tuple[list[str], list[str]]:
+    """The tasks and the places among the arguments; without places those of `store.toml`."""
+    from bench.leaderboard.evidence import moving
+
+    urls = [word for word in words if "://" in word]
+    tasks = [word for word in words if "://" not in word and word != moving.GIT]
+    if wrong := next((word for word in tasks if "/" in word or ":" in word), None):
+        raise UsageError(
+            f"{wrong} is no task, and no URL: a folder is written file://{Path(wrong).absolute()}"
+        )
+    return tasks, urls or moving.places(root / "store.toml")
 
 
 @contextmanager
