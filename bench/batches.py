@@ -228,6 +228,11 @@ def inputs_of(inputs: Tensor | Stored, rows: slice, device: torch.device) -> Ten
     return inputs.finish(raw.to(device), None)
 
 
+def few(examples: TensorDataset | Stored) -> Tensor:
+    """Inputs `[B, ...]` of the first examples, two where there are two: enough to try something on."""
+    return torch.stack([examples[row][0] for row in range(min(2, len(examples)))])
+
+
 def most_rows(inputs: Tensor | TensorDataset | Stored, outputs: int = 0) -> int:
     """Rows, at least 1, that one piece of bounded memory may have, at so many floats of output per row."""
     first = inputs[0] if isinstance(inputs, Tensor) else inputs[0][0]

@@ -37,6 +37,7 @@ from torch import Size, Tensor, nn
 from torch.distributions import Distribution, MultivariateNormal, constraints
 
 from bench import optimizers, priors
+from bench.batches import few
 from bench.contract import JOINT, Batch, Method, Noise, Prior, Problem
 from bench.divergence import log_prob
 from bench.energy import likelihood_term
@@ -268,7 +269,7 @@ class Laplace(Method):
         """Layers whose calls give the curvature; None where Jacobians have to."""
         if self.settings.curvature == "full":
             return None
-        return curvature.plain_layers(self.network, self.names, curvature.few(self.problem.train))
+        return curvature.plain_layers(self.network, self.names, few(self.problem.train))
 
     def _make_blocks(self) -> list[Block]:
         """Standard deviations and bases of fixed shapes, for curvature that can be afforded here."""
@@ -282,7 +283,7 @@ class Laplace(Method):
                 )
             return [Block(1, self.size, rotated=True)]
         if self.layers is None:
-            odd = curvature.odd_weight(self.network, self.names, curvature.few(self.problem.train))
+            odd = curvature.odd_weight(self.network, self.names, few(self.problem.train))
             raise UsageError(
                 "laplace: curvature kronecker needs plain Linear or Conv2d layers alone, each weight read by "
                 f"its own layer's calls alone, which {odd} is not; take full or diagonal"
@@ -315,7 +316,7 @@ class Laplace(Method):
 
     def _check_derivatives(self) -> None:
         """Refuses a network that lacks a derivative that is needed after training."""
-        examples = curvature.few(self.problem.train)
+        examples = few(self.problem.train)
         reason, how = "", ""
         try:
             with torch.no_grad():

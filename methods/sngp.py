@@ -42,6 +42,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from bench import optimizers
+from bench.batches import few
 from bench.contract import JOINT, Batch, Method, Noise, Prediction, Problem, WeightDistribution
 from bench.divergence import log_prob
 from bench.energy import likelihood_term
@@ -218,7 +219,7 @@ class SNGP(Method):
             shapes: Of the inputs of the bounded layers, by name.
         """
         weights = {name: w for name, w in self.network.named_parameters() if w is not self.head.weight}
-        examples = curvature.few(self.problem.train)
+        examples = few(self.problem.train)
         outputs = self.network(examples).sum()
         for name, weight in weights.items():
             path = name.rpartition(".")[0]

@@ -324,3 +324,31 @@ def test_damaged_marker_of_an_unfinished_run_is_one_line(tmp_path):
             bench.run("map", "iris_depth", **options)
         assert "\n" not in str(caught.value)
     assert bench.run("map", "iris_depth", force=True, **options).record.status == "completed"
+
+
+class DrawsWhenBuilt(MAP):
+    """Scales its outputs by a number that no checkpoint holds."""
+
+    def __init__(self, problem, settings, start=None):
+        super().__init__(problem, settings, start)
+        factor = DrawsWhenBuilt.next_factor
+        self.network.register_forward_hook(lambda module, inputs, outputs: factor * outputs)
+
+
+@pytest.mark.parametrize("factor", [2.0, 3.0])
+def test_a_fit_that_is_found_again_predicts_what_was_fitted(factor, tmp_path):
+    """In the engine as under bench.load; nothing is drawn from torch's own generator for that."""
+    DrawsWhenBuilt.next_factor = 2.0
+    state = torch.get_rng_state()
+    engine(tmp_path, DrawsWhenBuilt)[0].fit(problems.mlp(), BUDGET)
+    DrawsWhenBuilt.next_factor = factor
+    again = engine(tmp_path, DrawsWhenBuilt)[0]
+    if factor == 2.0:
+        again.fit(problems.mlp(), BUDGET)
+    else:
+        with pytest.raises(
+            UsageError, match="what is built now predicts otherwise than what was fitted"
+        ) as e:
+            again.fit(problems.mlp(), BUDGET)
+        assert "\n" not in str(e.value)
+    assert torch.equal(state, torch.get_rng_state())

@@ -9,6 +9,7 @@ from torch import nn
 
 import bench
 from bench import own_network
+from bench.engine import checkpoints
 from bench.errors import UsageError
 from bench.networks import Dropout, dropout_masks
 from bench.runs import registry
@@ -154,6 +155,47 @@ def test_a_run_of_it_is_loaded_with_its_frozen_weights_once_it_may_be_imported(m
     digest = task.data_digest()
     (tmp_path / f"net_of_{method}.py").write_text(MODULE + "# changed\n")
     assert task.data_digest() != digest
+
+
+READS = """
+from pathlib import Path
+
+from torch import nn
+
+class Scaled(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.body, self.scale = nn.Linear(inputs[0], outputs), float(Path("scale.txt").read_text())
+
+    def forward(self, inputs):
+        return self.scale * self.body(inputs)
+"""
+
+
+@pytest.mark.parametrize("method", ["mfvi", "deep_ensemble", "hmc"])
+def test_a_run_whose_network_is_rebuilt_otherwise_is_not_loaded(method, tmp_path, monkeypatch):
+    """Its constant stands in a file that changes after the fit; as it was, and of old runs, it is loaded."""
+    name = f"reads_of_{method}:Scaled"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"reads_of_{method}.py").write_text(READS)
+    (tmp_path / "scale.txt").write_text("1.5")
+    settings = {"file": str(PENGUINS), "target": "species", "network": name, "epochs": 2}
+    given = {"chains": 2, "burn": 3, "kept": 4, "leapfrog_steps": 2} if method == "hmc" else {}
+    arguments = {"task_settings": settings, "method_settings": given, "out": tmp_path / "runs"}
+    directory = bench.run(method, "own_table", **arguments).directory
+    bench.load(directory)
+    (tmp_path / "scale.txt").write_text("3")
+    with pytest.raises(
+        UsageError, match=r"\.ckpt: what is built now predicts otherwise.*bring back the file"
+    ) as e:
+        bench.load(directory)
+    assert "\n" not in str(e.value)
+    with pytest.raises(UsageError, match="with another data"):  # nor is it told as the run that was asked for
+        bench.run(method, "own_table", **arguments)
+    (tmp_path / "scale.txt").write_text("1.5")
+    for path in (directory / "checkpoints").glob("*.ckpt"):
+        checkpoints.save({k: v for k, v in checkpoints.read(path).items() if k != "witness"}, path)
+    bench.load(directory)
 
 
 def test_a_factory_is_no_method_and_no_task(tmp_path, monkeypatch):

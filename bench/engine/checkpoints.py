@@ -15,12 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from bench.batches import few
 from bench.contract import Method
 from bench.errors import BenchError, UsageError
 from bench.system import files
 
 _DIGEST = hashlib.sha256().digest_size
+_ROUNDING = 1e-3
+"""By how much of its largest number a prediction may differ on another machine."""
 
 
 class Damaged(UsageError):
@@ -87,7 +91,7 @@ def keep(method: Method, fit: dict[str, Any], path: Path) -> None:
         fit: What the record says of the fit.
         path: Where to.
     """
-    save(content(method, fit), path)
+    save(content(method, fit) | {"witness": _witness(method)}, path)
     _sweep(path)
     forget(partial(path))
 
@@ -97,11 +101,54 @@ def restore(method: Method, path: Path) -> dict[str, Any]:
 
     Raises:
         Damaged: If it was not written so; the method is then as it was.
-        UsageError: If it was written for another method.
+        UsageError: If it was written for another method, or the method predicts otherwise than it did.
     """
     checkpoint = read(path)
     with fitting(path):
-        return give(method, checkpoint)
+        fit = give(method, checkpoint)
+        must_predict_alike(method, checkpoint, path)
+    return fit
+
+
+def _witness(method: Method) -> dict[str, Any] | None:
+    """What a fitted method predicts for a few training inputs; None if it predicts nothing finite."""
+    inputs = few(method.problem.train)
+    try:
+        return {"inputs": inputs, "prediction": _predicted(method, inputs)}
+    except Exception:  # a defect of the method, which its next prediction tells
+        return None
+
+
+def _predicted(method: Method, inputs: Tensor) -> dict[str, Tensor]:
+    """A prediction under a seed of its own; all generators stay as they are."""
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        prediction = method.predict(inputs, method.num_chains, torch.Generator().manual_seed(0))
+    return {name: value.clone() for name, value in vars(prediction).items()}
+
+
+def must_predict_alike(method: Method, content: dict[str, Any], path: Path) -> None:
+    """Refuses a method that was rebuilt, and predicts otherwise than the one that was fitted.
+
+    Args:
+        method: With the state of the content.
+        content: Of the checkpoint; one from before predictions were kept is taken as it is.
+        path: Of the checkpoint.
+
+    Raises:
+        UsageError: If it does; one line.
+    """
+    witness = content.get("witness")
+    if witness is None:
+        return
+    found = _predicted(method, witness["inputs"])
+    for name, expected in witness["prediction"].items():
+        bound = _ROUNDING * (1 + expected.abs().max())
+        if found[name].shape != expected.shape or not (found[name] - expected).abs().max() <= bound:
+            raise UsageError(
+                f"{path}: what is built now predicts otherwise than what was fitted: the network, or the "
+                "method, computes with something that is drawn or read where it is built and is not in its "
+                "state_dict: make it a persistent buffer (register_buffer), or bring back the file with it"
+            )
 
 
 def content(method: Method, fit: dict[str, Any]) -> dict[str, Any]:

@@ -155,6 +155,7 @@ class Fits:
         if path is not None and (kept := self.kept_in(path)) is not None:
             with checkpoints.fitting(path):
                 job.fit = checkpoints.give(method, kept)
+                checkpoints.must_predict_alike(method, kept, path)
         return job
 
     def kept_in(self, path: Path | None) -> dict[str, Any] | None:

@@ -113,11 +113,6 @@ _TOLERANCE = 1e-2
 """Share of a gradient by which rounding may move it."""
 
 
-def few(examples: Any) -> Tensor:
-    """Inputs `[B, ...]` of the first training examples, on which `odd_weight` is asked."""
-    return torch.stack([examples[row][0] for row in range(min(2, len(examples)))])
-
-
 def owners(network: nn.Module, names: list[str]) -> list[nn.Linear | nn.Conv2d]:
     """The plain layers all of whose weights are among these, in the order of the network."""
     found = []
