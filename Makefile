@@ -1,4 +1,4 @@
-# make demo | test | test-fast | test-ddp | lint | clean
+# make demo | test | test-fast | test-ddp | lint | site | clean
 # Another interpreter: make test PYTHON=python3.12. More options for pytest: make test ARGS='-k radial -x'.
 
 PYTHON ?= python3
@@ -12,7 +12,7 @@ test test-fast test-ddp: export OMP_NUM_THREADS := 1
 # Tests start many processes: each would compile every source again.
 test test-fast test-ddp: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-fast test-ddp lint clean
+.PHONY: help demo test test-fast test-ddp lint site clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -22,6 +22,7 @@ help:
 	@echo 'make test-fast  every law once on every method, in under five minutes on two cores'
 	@echo 'make test-ddp   every method on every task in two and in three processes, beside one (40 minutes on two cores)'
 	@echo 'make lint       ruff, the wheel, and mypy on the wheel'
+	@echo 'make site       the documentation with the board, in website/index.html (no network)'
 	@echo 'make clean      remove everything that make made, $(VENV) too'
 
 demo: $(VENV)/.installed-demo
@@ -55,8 +56,11 @@ lint: $(VENV)/.installed
 	  --cache-dir ../.mypy_cache -p bench) > .lint/mypy.txt || status=$$?; \
 	  sed -E 's,^site/bench/((methods|tasks|leaderboard)/),\1,; s,^site/,,' .lint/mypy.txt; exit $$status
 
+site: $(VENV)/.installed-site
+	$(BIN)/python docs/website.py
+
 clean:
-	rm -rf $(VENV) .lint build dist posterior_bench.egg-info .coverage .coverage.* \
+	rm -rf $(VENV) .lint website build dist posterior_bench.egg-info .coverage .coverage.* \
 	  .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find bench methods tasks leaderboard tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -74,4 +78,8 @@ $(VENV)/.installed-demo: pyproject.toml constraints.txt | $(VENV)/.created
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/.created
 	$(PIP) install -c constraints.txt -e '.[test]'
+	@touch $(VENV)/.installed-demo $@
+
+$(VENV)/.installed-site: pyproject.toml constraints.txt | $(VENV)/.created
+	$(PIP) install -c constraints.txt -e '.[docs]'
 	@touch $(VENV)/.installed-demo $@
