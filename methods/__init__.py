@@ -1,1 +1,6 @@
 """Inference methods of posterior-bench, one file each."""
+
+from pathlib import Path
+
+# Python gets here by a link in `bench/`; the modules are told by where they lie.
+__path__ = [str(Path(__file__).resolve().parent)]

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -142,12 +142,10 @@ class ActiveLearning(Task):
 
     # ---- data
 
-    @property
+    @cached_property
     def data(self) -> active.Data:
         """Pool, validation and test set, read once."""
-        if not hasattr(self, "_data"):
-            self._data = active.load(self.settings.dataset, self.settings.balanced, self.data_dir)
-        return self._data
+        return active.load(self.settings.dataset, self.settings.balanced, self.data_dir)
 
     def data_digest(self) -> str:
         """Digest of the images and labels that are used.

@@ -28,6 +28,7 @@ is exact, and shows it. A method without spread has BALD 0, draws uniformly, and
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -144,19 +145,15 @@ class ActiveTesting(Task):
 
     # ---- data
 
-    @property
+    @cached_property
     def images(self) -> data.Images:
         """The published data set, read once."""
-        if not hasattr(self, "_images"):
-            self._images = data.load(self.settings.dataset, self.data_dir)
-        return self._images
+        return data.load(self.settings.dataset, self.data_dir)
 
-    @property
+    @cached_property
     def unbalanced(self) -> active.Data:
         """The data of active learning, read once."""
-        if not hasattr(self, "_unbalanced"):
-            self._unbalanced = active.load(self.settings.dataset, data_dir=self.data_dir)
-        return self._unbalanced
+        return active.load(self.settings.dataset, data_dir=self.data_dir)
 
     def data_digest(self) -> str:
         """Digest of the digests of both.

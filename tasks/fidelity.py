@@ -35,7 +35,7 @@ prior and noise are chosen, not true: `nll` stands beside it.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -198,12 +198,10 @@ class Fidelity(Task):
             return super().own_data(part)
         return points(part) if self.settings.posterior == "toy" else flowers(part)
 
-    @property
+    @cached_property
     def part(self) -> Part:
         """The data, read once."""
-        if not hasattr(self, "_part"):
-            self._part = getattr(self, f"_{self.settings.posterior}")()
-        return self._part
+        return getattr(self, f"_{self.settings.posterior}")()
 
     def _toy(self) -> Part:
         inputs, targets = (values[::THINNED] for values in self.own_data("train"))

@@ -22,7 +22,7 @@ how noise compares with signal, which the angle tells.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -128,12 +128,10 @@ class GradientVariance(Task):
 
     # ---- data
 
-    @property
+    @cached_property
     def images(self) -> data.Images:
         """The published data set, read once."""
-        if not hasattr(self, "_images"):
-            self._images = data.load(self.settings.dataset, self.data_dir)
-        return self._images
+        return data.load(self.settings.dataset, self.data_dir)
 
     def data_digest(self) -> str:
         """Digest of the raw images and labels."""

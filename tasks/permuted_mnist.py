@@ -20,16 +20,16 @@ holds; new situations of the world look like old ones, and a network is wrong ab
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import data, likelihoods, metrics, networks, priors, randomness
-from bench.contract import Arrays, Budget, Engine, Metrics, Problem, Row, Spec
+from bench import data, metrics, randomness
+from bench.contract import Arrays, Budget, Engine, Metrics, Spec
 from bench.settings import Count, settings
 from bench.studies import continual
 
@@ -44,34 +44,17 @@ PRESETS: dict[str, dict[str, object]] = {
     "paper": {"epochs": 100},
 }
 
-NUM_CLASSES = 10
 STEPS = 10
 
 
 @settings
-class Settings:
+class Settings(continual.StepSettings, continual.ImageSettings):
     """Settings of permuted tasks."""
 
-    dataset: Literal["mnist", "fashion_mnist", "digits"]
-    """Images: fixed by the task's name."""
     hidden: Count = 100
-    """Units in each of the two hidden layers, at least 1."""
-    epochs: Count = 10
-    """Epochs per step, at least 1."""
     batch_size: Count | None = 256
-    """Examples per training step, at least 1; null is full batch."""
-    test_samples: Count = 100
-    """Weight samples S per prediction, at least 1."""
-    coreset: Literal["none", "k_center", "random"] = "none"
-    """Examples kept of every step: none, far from each other in pixels, or drawn at random."""
     coreset_size: Count = 200
-    """Examples kept of every step, at least 1; they are not trained on in that step."""
     coreset_epochs: Count = 100
-    """Full-batch epochs of the copy that predicts, at least 1; published: as many as a step has, 100."""
-    coreset_prior: Literal["posterior", "initial"] = "posterior"
-    """Prior of the copy that predicts: the posterior that it starts from, or N(0, 1)."""
-    coreset_only: bool = False
-    """Every step's prior is N(0, 1), so that nothing but coresets and starting weights is carried on."""
 
 
 class PermutedMNIST(continual.ContinualTask):
@@ -79,13 +62,8 @@ class PermutedMNIST(continual.ContinualTask):
 
     settings_class = Settings
     settings: Settings
-    chance = 1 / NUM_CLASSES
+    part = "permutation"
     warning = "Every step looks new: an easy case, which does not tell whether sequential inference works"
-
-    def __init__(self, settings: Settings, data_dir: str | None = None) -> None:
-        super().__init__(settings, data_dir)
-        continual.check(settings)
-        self._rows: dict[int, continual.Rows] = {}
 
     @property
     def spec(self) -> Spec:
@@ -102,13 +80,6 @@ class PermutedMNIST(continual.ContinualTask):
         )
 
     # ---- data
-
-    @property
-    def images(self) -> data.Images:
-        """The data set, read once."""
-        if not hasattr(self, "_images"):
-            self._images = data.load(self.settings.dataset, self.data_dir)
-        return self._images
 
     def permutation(self, step: int) -> Tensor:
         """Where the pixels of a step, counted from 0, come from: `[P]`; the first step's stay."""
@@ -127,34 +98,23 @@ class PermutedMNIST(continual.ContinualTask):
         images = np.frombuffer(bytes.fromhex(self.images.digest), np.uint8)
         return data.array_digest({"images": images, "permutations": permutations})
 
+    def steps(self) -> Sequence[Sequence[int]]:
+        """All classes in every step."""
+        return STEPS * (range(continual.NUM_CLASSES),)
+
     def rows(self, step: int) -> continual.Rows:
         """Where the examples of a step lie among the training images.
 
         A permutation leaves distances as they are, so that farthest points are the same in all steps.
         """
-        step = step if self.settings.coreset == "random" else 0
-        if step not in self._rows:
-            inputs, labels = self.images.train_inputs, self.images.train_labels
-            self._rows[step] = continual.divide(inputs, labels, range(NUM_CLASSES), self.settings, step)
-        return self._rows[step]
+        return super().rows(step if self.settings.coreset == "random" else 0)
 
-    def examples(self, rows: Tensor, step: int) -> TensorDataset:
+    def examples(self, step: int, part: Literal["train", "val", "coreset"]) -> TensorDataset:
         """Training images as a step has them, and their labels."""
-        return TensorDataset(
-            self.permuted(self.images.train_inputs[rows], step), self.images.train_labels[rows]
-        )
+        inputs, labels = super().examples(step, part).tensors
+        return TensorDataset(self.permuted(inputs, step), labels)
 
     # ---- protocol
-
-    def problem(self, step: int = 0, prior: Any = None) -> Problem:
-        """The problem of a step; its prior is N(0, 1) unless one is given."""
-        rows = self.rows(step)
-        train, val = self.examples(rows.train, step), self.examples(rows.val, step)
-        units = self.settings.hidden
-        pixels = self.images.train_inputs[0].numel()
-        network = partial(networks.mlp, pixels, NUM_CLASSES, (units, units))
-        prior = prior or priors.normal(0, 1)
-        return Problem(network, likelihoods.Categorical(), prior, train, val, len(train))
 
     def run(self, engine: Engine) -> Arrays:
         """Class predictions on every test set seen so far, log-probabilities after the last step."""
@@ -166,12 +126,12 @@ class PermutedMNIST(continual.ContinualTask):
                 first = method
             predictor = method
             if own.coreset != "none":
-                kept.append(self.examples(self.rows(step).coreset, step))
+                kept.append(self.examples(step, "coreset"))
                 engine.stage(f"step {step + 1}, coresets", step + 1, STEPS)
                 predictor = continual.rehearse(engine, method, problem, kept, own)
             tested, right = [], []
             for s in range(step + 1):
-                val, labels = self.examples(self.rows(s).val, s).tensors
+                val, labels = self.examples(s, "val").tensors
                 inputs = torch.cat([self.permuted(self.images.test_inputs, s), val])
                 log_probs = engine.predict(predictor, inputs, own.test_samples).average()
                 test, held_out = log_probs.split([len(self.images.test_inputs), len(val)])
@@ -180,16 +140,12 @@ class PermutedMNIST(continual.ContinualTask):
             engine.log("average_accuracy", float(torch.stack(right).mean()), step + 1)
             predicted += [log_probs.argmax(1) for log_probs in tested]
         engine.stage("after step 1", STEPS, STEPS)
-        inputs = self.permuted(self.images.train_inputs[self.rows(1).train], 1)
+        inputs = self.examples(1, "train").tensors[0]
         continual.log_next_task_entropy(engine, engine.predict(first, inputs, own.test_samples).average())
         return {
             "log_probs": metrics.store(torch.stack(tested)),
             "predicted": torch.stack(predicted[:-STEPS]).byte().numpy(),
         }
-
-    def targets(self) -> Arrays:
-        """Test labels `[N]`, the same under every permutation."""
-        return {"labels": self.images.test_labels.byte().numpy()}
 
     # ---- scoring
 
@@ -214,12 +170,3 @@ class PermutedMNIST(continual.ContinualTask):
             for log_probs in metrics.restore(arrays["log_probs"])
         ]
         return continual.scores(self.accuracy_matrix(arrays), nlls)
-
-    def curves(self, arrays: Arrays) -> list[Row]:
-        """A[t, s] by step and permutation, and the average over the permutations seen so far."""
-        return continual.curves(self.accuracy_matrix(arrays), "permutation")
-
-    def figures(self, arrays: Arrays) -> dict[str, Any]:
-        """The matrix A[t, s], and accuracy on the permutations seen so far, each with a warning."""
-        notes = [self.warning, *continual.variant(self.settings)]
-        return continual.charts(self.accuracy_matrix(arrays), "permutation", self.chance, notes)

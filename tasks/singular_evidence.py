@@ -37,8 +37,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import pairwise
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -67,10 +66,9 @@ from bench.data import array_digest
 from bench.errors import Diverged
 from bench.settings import Count, Positive, settings
 from bench.studies import singular
-from bench.studies.singular import evidence, theory
+from bench.studies.singular import theory
 from bench.studies.singular.charts import GRID, predictive_chart
-from bench.studies.singular.evidence import LogEvidence
-from bench.studies.singular.tanh_network import TanhNetwork
+from bench.studies.singular.models import MODELS, Model
 from bench.weights import forward
 
 NAMES: dict[str, dict[str, object]] = {"singular_evidence": {}}
@@ -95,8 +93,6 @@ _OF_LOG_Q = {
 _BATCHES = 10
 _FRESH = 5_000
 """Fresh inputs of the generalisation error."""
-_MOST_UNITS = 32
-"""Hidden units of a tanh network up to which its log evidence is looked for."""
 _LARGEST_ERROR = 0.1
 """Monte Carlo error in nats up to which a log evidence counts as known."""
 _FUNCTIONS = 500
@@ -105,26 +101,6 @@ _BLOCK = 10
 """Draws whose outputs are held at once."""
 _NONE = -1e300
 """Stands for a log likelihood that is not finite, or of a fit that diverged."""
-
-
-# ------------------------------------------------------------------------------------------------- models
-
-
-def _small(network: nn.Module) -> nn.Module:
-    """Weights of standard deviation 1 / sqrt(fan in)."""
-    for weight in network.parameters():
-        nn.init.normal_(weight, std=weight.shape[-1] ** -0.5)
-    return network
-
-
-def _tanh(hidden: int, dropout: float = 0.0) -> nn.Module:
-    return _small(TanhNetwork(hidden))
-
-
-def _linear(widths: tuple[int, ...], dropout: float = 0.0) -> nn.Module:
-    """Linear layers without biases; the size of the model is the task's, so dropout does not change it."""
-    layers = (nn.Linear(before, after, bias=False) for before, after in pairwise(widths))
-    return _small(nn.Sequential(*layers))
 
 
 @settings
@@ -174,7 +150,7 @@ class SingularEvidence(Task):
             "generalisation_standard_error": Metric("its Monte Carlo error", "nats", 0, np.inf),
         }
         if self.finds_evidence:
-            missed = self.settings.model == "tanh"
+            missed = self.model.draws_evidence
             mean = "log normalised evidence, mean over the same"
             found |= {
                 "log_evidence": Metric(mean, "nats", np.inf, -np.inf, missed),
@@ -195,27 +171,15 @@ class SingularEvidence(Task):
 
     @property
     def finds_evidence(self) -> bool:
-        """Whether log evidences are looked for; draws of a prior away from 0 may miss what carries them."""
-        s = self.settings
-        few = s.model == "tanh" and s.hidden <= _MOST_UNITS and s.prior_mean == 0
-        return few or s.model == "linear"
+        """Whether log evidences are looked for."""
+        return self.model.finds_evidence(self.settings.prior_mean)
 
     # ---- the model and its truth
 
-    def truth(self, inputs: Tensor) -> Tensor:
-        """Noiseless observations `[B, K]` of inputs `[B, ...]`."""
-        s = self.settings
-        if s.model == "tanh":
-            return s.true_weight * s.hidden * torch.tanh(s.true_weight * inputs)
-        if s.model == "linear":
-            return s.true_weight * inputs.sum(1, keepdim=True)
-        return inputs[:, : s.hidden] + inputs[:, s.hidden :].sum(1, keepdim=True)
-
-    def _inputs(self, size: int, generator: torch.Generator) -> Tensor:
-        s = self.settings
-        if s.model == "tanh":
-            return 2 * torch.rand(size, 1, generator=generator) - 1
-        return torch.randn(size, s.hidden + (3 if s.model == "reduced_rank" else 0), generator=generator)
+    @cached_property
+    def model(self) -> Model:
+        """The model with its truth."""
+        return MODELS[self.settings.model](self.settings.hidden, self.settings.true_weight)
 
     def own_data(self, part: str, *generators: torch.Generator) -> tuple[Tensor, Tensor]:
         """Inputs and observations of the part train, drawn by one generator.
@@ -225,20 +189,19 @@ class SingularEvidence(Task):
         """
         if part == "train":
             return self.draw(*generators)
-        fresh = self._inputs(_FRESH, generators[0])
-        return fresh, torch.randn(self.truth(fresh).shape, generator=generators[1])
+        fresh = self.model.inputs(_FRESH, generators[0])
+        return fresh, torch.randn(self.model.truth(fresh).shape, generator=generators[1])
 
     def draw(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """N inputs `[n, ...]` and observations `[n, K]`."""
-        inputs = self._inputs(self.settings.num_train, generator)
-        mean = self.truth(inputs)
+        inputs = self.model.inputs(self.settings.num_train, generator)
+        mean = self.model.truth(inputs)
         return inputs, mean + torch.randn(mean.shape, generator=generator)
 
     @property
     def leading_term(self) -> float | None:
         """-lambda log n + (m - 1) log log n; None where no learning coefficient is known."""
-        s = self.settings
-        return theory.leading_term(theory.learning_coefficient(s.model, s.hidden, s.true_weight), s.num_train)
+        return theory.leading_term(self.model.learning_coefficient(), self.settings.num_train)
 
     def data_digest(self) -> str:
         """Digest over the data set of a fixed seed: those of a run are in its arrays (`data_digests`)."""
@@ -251,14 +214,9 @@ class SingularEvidence(Task):
 
     def _problems(self, data: list[tuple[Tensor, Tensor]]) -> list[Problem]:
         s = self.settings
-        if s.model == "tanh":
-            network: Callable[..., nn.Module] = partial(_tanh, s.hidden)
-        elif s.model == "linear":
-            network = partial(_linear, (s.hidden, 1))
-        else:
-            network = partial(_linear, (s.hidden + 3, s.hidden, s.hidden))
         likelihood = likelihoods.Gaussian(1.0)
         prior = priors.normal(s.prior_mean, math.sqrt(s.prior_variance))
+        network: Callable[..., nn.Module] = self.model.network
         return [Problem(network, likelihood, prior, TensorDataset(*d), None, s.num_train) for d in data]
 
     # ---- protocol
@@ -285,19 +243,21 @@ class SingularEvidence(Task):
 
     def _weigh(self, engine: Engine, r: int, method: Method, inputs: Tensor, targets: Tensor) -> Arrays:
         """What is kept of one repetition."""
-        s, noise = self.settings, targets - self.truth(inputs)
+        s, model = self.settings, self.model
+        noise = targets - model.truth(inputs)
         found: Arrays = {"entropies": np.array(-_log_normal(noise).sum().item())}
         fresh, errors = self.own_data(
             "test", engine.generator("fresh", r), engine.generator("fresh noise", r)
         )
         if self.finds_evidence:
-            known = self._log_evidence(inputs, targets, engine.generator("evidence", r))
+            generator = engine.generator("evidence", r)
+            known = model.log_evidence(inputs, targets[:, 0], s.prior_mean, s.prior_variance, generator)
             found["log_evidences"] = np.array(known.value + found["entropies"])
             found["log_evidence_errors"] = np.array(known.standard_error)
         if method.diverged:
             found |= {name: np.full(s.draws, _NONE) for name in ("log_likelihoods", "log_priors", "log_qs")}
             found["log_ratios"] = np.zeros(2 * _FRESH, np.float32)
-            if s.model == "tanh":
+            if model.keeps_functions:
                 found["functions"] = np.zeros((_FUNCTIONS, len(GRID)), np.float32)
             return found
         with torch.no_grad():
@@ -308,25 +268,16 @@ class SingularEvidence(Task):
             for low in range(0, len(log_q), _BLOCK):
                 block = {name: w[low : low + _BLOCK] for name, w in weights.items()}
                 log_likelihood.append(_log_normal(targets - forward(method.network, block, inputs)).sum(-1))
-                missed = self.truth(fresh) - forward(method.network, block, fresh)
+                missed = model.truth(fresh) - forward(method.network, block, fresh)
                 mirrored = [_log_normal(errors) - _log_normal(missed + sign * errors) for sign in (1, -1)]
                 log_ratios.append(torch.cat(mirrored, -1))
             ratios = math.log(len(log_q)) - (-torch.cat(log_ratios)).logsumexp(0)
-            if s.model == "tanh":
+            if model.keeps_functions:
                 draws = method.sample_weights(_FUNCTIONS, engine.generator("functions", r))
                 grid = torch.from_numpy(GRID[:, None]).float()
                 found["functions"] = forward(method.network, draws, grid)[..., 0].float().numpy()
         found |= {"log_likelihoods": _finite(torch.cat(log_likelihood)), "log_priors": _finite(log_prior)}
         return found | {"log_qs": _finite(log_q), "log_ratios": _finite(ratios).astype(np.float32)}
-
-    def _log_evidence(self, inputs: Tensor, targets: Tensor, generator: torch.Generator) -> LogEvidence:
-        """Of one data set, not normalised."""
-        s, observed = self.settings, targets[:, 0]
-        if s.model == "linear":
-            return evidence.of_linear(inputs, observed, s.prior_mean, s.prior_variance)
-        return evidence.of_tanh(
-            inputs[:, 0], observed, s.hidden, s.prior_mean, s.prior_variance, generator=generator
-        )
 
     def targets(self) -> Arrays:
         """None: the truth is part of the task, and the run weighs the draws against it."""
@@ -365,10 +316,9 @@ class SingularEvidence(Task):
         if self.finds_evidence:
             known = float(arrays["log_evidence_errors"][kept].max()) <= _LARGEST_ERROR
             exact = float(arrays["log_evidences"][kept].mean())
-            size = self.settings.hidden * (2 if self.settings.model == "tanh" else 1)
             missed = Undefined("draws of the inner weights miss the posterior: the log evidence is not known")
             scores["log_evidence"] = exact if known else missed
-            scores["gap_per_weight"] = (exact - psi_mean) / size if known else missed
+            scores["gap_per_weight"] = (exact - psi_mean) / self.model.num_weights if known else missed
         return scores
 
     def curves(self, arrays: Arrays) -> list[Row]:
@@ -380,7 +330,7 @@ class SingularEvidence(Task):
         """Predictive band of the tanh network beside the truth's (Figs 1 and 2)."""
         if "functions" not in arrays or not converged(arrays).any():
             return {}
-        truth = self.truth(torch.from_numpy(GRID[:, None]))[:, 0].numpy()
+        truth = self.model.truth(torch.from_numpy(GRID[:, None]))[:, 0].numpy()
         return {"predictive": predictive_chart(arrays["functions"], truth, "Prediction")}
 
     @classmethod
@@ -396,7 +346,7 @@ def row(run: FinishedRun) -> singular.Run:
     changed = [
         f"{flag.partition('.')[2]}={value}" for flag, value in run.changed.items() if flag not in named
     ]
-    true_weight = None if s.model == "reduced_rank" else s.true_weight
+    true_weight = s.true_weight if run.task.model.has_true_weight else None
     error, of_error = "generalisation_error", "generalisation_standard_error"
     is_known = isinstance(run.metrics.get("log_evidence"), float)
     return singular.Run(

@@ -25,19 +25,18 @@ posterior, and the prior of its copy, on which the source is silent, decides the
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.utils.data import TensorDataset
 
-from bench import data, likelihoods, metrics, networks, priors
-from bench.contract import Arrays, Budget, Engine, Layout, Metrics, Problem, Row, Spec
+from bench import data, metrics
+from bench.contract import Arrays, Budget, Engine, Layout, Metrics, Spec
 from bench.errors import UsageError
-from bench.settings import Count, settings
+from bench.settings import settings
 from bench.studies import continual
+from bench.studies.continual import NUM_CLASSES, SPLIT
 
 NAMES: dict[str, dict[str, object]] = {
     "split_mnist": {"dataset": "mnist"},
@@ -50,36 +49,18 @@ PRESETS: dict[str, dict[str, object]] = {
     "paper": {"epochs": 120, "batch_size": None},
 }
 
-NUM_CLASSES = 10
-SPLIT = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
+
+@settings
+class Scenario(continual.ImageSettings):
+    """What is learnt in which order."""
+
+    order: Literal["sequential", "joint"] = "sequential"
+    """sequential is the task; joint trains on all classes at once, the upper bound."""
 
 
 @settings
-class Settings:
+class Settings(continual.StepSettings, Scenario):
     """Settings of single-headed split tasks."""
-
-    dataset: Literal["mnist", "fashion_mnist", "digits"]
-    """Images: fixed by the task's name."""
-    order: Literal["sequential", "joint"] = "sequential"
-    """sequential is the task; joint trains on all classes at once, the upper bound."""
-    hidden: Count = 256
-    """Units in each of the two hidden layers, at least 1."""
-    epochs: Count = 10
-    """Epochs per step, at least 1."""
-    batch_size: Count | None = 128
-    """Examples per training step, at least 1; null is full batch."""
-    test_samples: Count = 100
-    """Weight samples S per prediction, at least 1."""
-    coreset: Literal["none", "k_center", "random"] = "none"
-    """Examples kept of every step: none, far from each other in pixels, or drawn at random."""
-    coreset_size: Count = 40
-    """Examples kept of every step, at least 1; they are not trained on in that step."""
-    coreset_epochs: Count = 120
-    """Full-batch epochs of the copy that predicts, at least 1; published: as many as a step has, 120."""
-    coreset_prior: Literal["posterior", "initial"] = "posterior"
-    """Prior of the copy that predicts: the posterior that it starts from, or N(0, 1)."""
-    coreset_only: bool = False
-    """Every step's prior is N(0, 1), so that nothing but coresets and starting weights is carried on."""
 
 
 class SplitMNIST(continual.ContinualTask):
@@ -87,14 +68,11 @@ class SplitMNIST(continual.ContinualTask):
 
     settings_class = Settings
     settings: Settings
-    chance = 1 / NUM_CLASSES
 
     def __init__(self, settings: Settings, data_dir: str | None = None) -> None:
         super().__init__(settings, data_dir)
-        continual.check(settings)
         if settings.order == "joint" and settings.coreset != "none":
             raise UsageError(f"--task.coreset {settings.coreset}: joint training has all data and keeps none")
-        self._rows: dict[int, continual.Rows] = {}
 
     @property
     def spec(self) -> Spec:
@@ -113,45 +91,11 @@ class SplitMNIST(continual.ContinualTask):
             reference=None if joint else "vgr",
         )
 
-    # ---- data
-
-    @property
-    def images(self) -> data.Images:
-        """The data set, read once."""
-        if not hasattr(self, "_images"):
-            self._images = data.load(self.settings.dataset, self.data_dir)
-        return self._images
-
-    def data_digest(self) -> str:
-        """Digest of the raw images and labels."""
-        return self.images.digest
-
-    def rows(self, step: int) -> continual.Rows:
-        """Where the examples of a step lie among the training images."""
-        if step not in self._rows:
-            inputs, labels = self.images.train_inputs, self.images.train_labels
-            self._rows[step] = continual.divide(inputs, labels, self.steps()[step], self.settings, step)
-        return self._rows[step]
-
-    def examples(self, rows: Tensor) -> TensorDataset:
-        """Training images and their labels."""
-        return TensorDataset(self.images.train_inputs[rows], self.images.train_labels[rows])
-
     # ---- protocol
 
-    def steps(self) -> tuple[tuple[int, ...], ...]:
+    def steps(self) -> Sequence[Sequence[int]]:
         """The classes of each training step."""
         return (tuple(range(NUM_CLASSES)),) if self.settings.order == "joint" else SPLIT
-
-    def problem(self, step: int = 0, prior: Any = None) -> Problem:
-        """The problem of a step; its prior is N(0, 1) unless one is given."""
-        rows = self.rows(step)
-        train, val = self.examples(rows.train), self.examples(rows.val)
-        units = self.settings.hidden
-        pixels = self.images.train_inputs[0].numel()
-        network = partial(networks.mlp, pixels, NUM_CLASSES, (units, units))
-        prior = prior or priors.normal(0, 1)
-        return Problem(network, likelihoods.Categorical(), prior, train, val, len(train))
 
     def run(self, engine: Engine) -> Arrays:
         """Class predictions on the whole test set after every step, log-probabilities after the last."""
@@ -163,10 +107,10 @@ class SplitMNIST(continual.ContinualTask):
                 first = method
             predictor = method
             if own.coreset != "none":
-                kept.append(self.examples(self.rows(step).coreset))
+                kept.append(self.examples(step, "coreset"))
                 engine.stage(f"step {step + 1}, coresets", step + 1, steps)
                 predictor = continual.rehearse(engine, method, problem, kept, own)
-            seen.append(self.examples(self.rows(step).val))
+            seen.append(self.examples(step, "val"))
             inputs = torch.cat([self.images.test_inputs, *(val.tensors[0] for val in seen)])
             log_probs = engine.predict(predictor, inputs, own.test_samples).average()
             log_probs, *held_out = log_probs.split([len(self.images.test_inputs), *map(len, seen)])
@@ -180,14 +124,10 @@ class SplitMNIST(continual.ContinualTask):
             arrays["predicted"] = torch.stack(predicted[:-1]).byte().numpy()
             # After all else, so that it shifts the draws of no other prediction.
             engine.stage("after step 1", steps, steps)
-            inputs = self.images.train_inputs[self.rows(1).train]
+            inputs = self.examples(1, "train").tensors[0]
             upcoming = engine.predict(first, inputs, own.test_samples).average()
             continual.log_next_task_entropy(engine, upcoming)
         return arrays
-
-    def targets(self) -> Arrays:
-        """Test labels `[N]`."""
-        return {"labels": self.images.test_labels.byte().numpy()}
 
     def layouts(self) -> dict[str, Layout]:
         """Predictions for N test images after the last step, classes after the others, and labels."""
@@ -226,12 +166,3 @@ class SplitMNIST(continual.ContinualTask):
         pair = np.argmax([np.isin(labels, pair) for pair in SPLIT], axis=0)
         right = metrics.restore(arrays["log_probs"]).argmax(1) == labels
         return right * len(labels) / (len(SPLIT) * np.bincount(pair)[pair])
-
-    def curves(self, arrays: Arrays) -> list[Row]:
-        """A[t, s] by step and pair, and the average over the pairs seen so far."""
-        return continual.curves(self.accuracy_matrix(arrays), "pair")
-
-    def figures(self, arrays: Arrays) -> dict[str, Any]:
-        """The matrix A[t, s], and accuracy on the pairs seen so far against the step."""
-        notes = continual.variant(self.settings)
-        return continual.charts(self.accuracy_matrix(arrays), "pair", self.chance, notes)

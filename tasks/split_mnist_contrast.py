@@ -23,18 +23,18 @@ Bayes' rule.
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import data, likelihoods, metrics, networks, priors
-from bench.contract import Arrays, Budget, Engine, Method, Metrics, Problem, Row, Spec
-from bench.settings import Count, settings
+from bench import likelihoods, metrics
+from bench.contract import Arrays, Budget, Engine, Likelihood, Method, Metrics, Problem, Spec
+from bench.settings import settings
 from bench.studies import continual
+from bench.studies.continual import SPLIT
 
 NAMES: dict[str, dict[str, object]] = {
     "split_mnist_multi_head": {"dataset": "mnist", "scenario": "multi_head"},
@@ -50,7 +50,6 @@ PRESETS: dict[str, dict[str, object]] = {
     "paper": {"epochs": 120, "batch_size": None},
 }
 
-SPLIT = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
 PAIRS = len(SPLIT)
 
 WARNINGS = {
@@ -60,31 +59,16 @@ WARNINGS = {
 
 
 @settings
-class Settings:
-    """Settings of split tasks that tell the pair in test."""
+class Scenario(continual.ImageSettings):
+    """What is told to whom."""
 
-    dataset: Literal["mnist", "fashion_mnist", "digits"]
-    """Images: fixed by the task's name."""
     scenario: Literal["multi_head", "task_known_at_test"]
     """Who is told the pair: training and test, or test alone; fixed by the task's name."""
-    hidden: Count = 256
-    """Units in each of the two hidden layers, at least 1."""
-    epochs: Count = 10
-    """Epochs per step, at least 1."""
-    batch_size: Count | None = 128
-    """Examples per training step, at least 1; null is full batch."""
-    test_samples: Count = 100
-    """Weight samples S per prediction, at least 1."""
-    coreset: Literal["none", "k_center", "random"] = "none"
-    """Examples kept of every step: none, far from each other in pixels, or drawn at random."""
-    coreset_size: Count = 40
-    """Examples kept of every step, at least 1; they are not trained on in that step."""
-    coreset_epochs: Count = 120
-    """Full-batch epochs of a copy that predicts, at least 1; published: as many as a step has, 120."""
-    coreset_prior: Literal["posterior", "initial"] = "posterior"
-    """Prior of a copy that predicts: the posterior that it starts from, or N(0, 1)."""
-    coreset_only: bool = False
-    """Every step's prior is N(0, 1), so that nothing but coresets and starting weights is carried on."""
+
+
+@settings
+class Settings(continual.StepSettings, Scenario):
+    """Settings of split tasks that tell the pair in test."""
 
 
 class SplitMNISTContrast(continual.ContinualTask):
@@ -93,11 +77,6 @@ class SplitMNISTContrast(continual.ContinualTask):
     settings_class = Settings
     settings: Settings
     chance = 1 / 2
-
-    def __init__(self, settings: Settings, data_dir: str | None = None) -> None:
-        super().__init__(settings, data_dir)
-        continual.check(settings)
-        self._rows: dict[int, continual.Rows] = {}
 
     @property
     def spec(self) -> Spec:
@@ -118,42 +97,12 @@ class SplitMNISTContrast(continual.ContinualTask):
         """What every figure says."""
         return WARNINGS[self.settings.scenario]
 
-    # ---- data
-
-    @property
-    def images(self) -> data.Images:
-        """The data set, read once."""
-        if not hasattr(self, "_images"):
-            self._images = data.load(self.settings.dataset, self.data_dir)
-        return self._images
-
-    def data_digest(self) -> str:
-        """Digest of the raw images and labels."""
-        return self.images.digest
-
-    def rows(self, step: int) -> continual.Rows:
-        """Where the examples of a step lie among the training images."""
-        if step not in self._rows:
-            inputs, labels = self.images.train_inputs, self.images.train_labels
-            self._rows[step] = continual.divide(inputs, labels, SPLIT[step], self.settings, step)
-        return self._rows[step]
-
-    def examples(self, rows: Tensor) -> TensorDataset:
-        """Training images and their labels."""
-        return TensorDataset(self.images.train_inputs[rows], self.images.train_labels[rows])
-
     # ---- protocol
 
-    def problem(self, step: int = 0, prior: Any = None) -> Problem:
-        """The problem of a step; its prior is N(0, 1) unless one is given."""
-        rows = self.rows(step)
-        train, val = self.examples(rows.train), self.examples(rows.val)
-        units = self.settings.hidden
-        pixels = self.images.train_inputs[0].numel()
-        network = partial(networks.mlp, pixels, 2 * PAIRS, (units, units))  # head s: outputs 2s and 2s + 1
+    def likelihood(self) -> Likelihood:
+        """With a head per pair an image is explained by its own alone; head s has outputs 2s and 2s + 1."""
         multi_head = self.settings.scenario == "multi_head"
-        likelihood = likelihoods.MultiHead(PAIRS) if multi_head else likelihoods.Categorical()
-        return Problem(network, likelihood, prior or priors.normal(0, 1), train, val, len(train))
+        return likelihoods.MultiHead(PAIRS) if multi_head else likelihoods.Categorical()
 
     def run(self, engine: Engine) -> Arrays:
         """Within every pair the class predicted after every step, and log-probabilities after the last."""
@@ -164,8 +113,8 @@ class SplitMNISTContrast(continual.ContinualTask):
             if step == 0:
                 first = method
             if own.coreset != "none":
-                kept.append(self.examples(self.rows(step).coreset))
-            seen.append(self.examples(self.rows(step).val))
+                kept.append(self.examples(step, "coreset"))
+            seen.append(self.examples(step, "val"))
             inputs = torch.cat([self.images.test_inputs, *(val.tensors[0] for val in seen)])
             log_probs = self.predict(engine, method, problem, kept, inputs)
             log_probs, *held_out = log_probs.split([len(self.images.test_inputs), *map(len, seen)])
@@ -176,7 +125,7 @@ class SplitMNISTContrast(continual.ContinualTask):
             engine.log("average_accuracy", float(torch.stack(right).mean()), step + 1)
             predicted.append(log_probs.argmax(2))
         engine.stage("after step 1", PAIRS, PAIRS)
-        upcoming = self.predict(engine, first, problem, [], self.images.train_inputs[self.rows(1).train])
+        upcoming = self.predict(engine, first, problem, [], self.examples(1, "train").tensors[0])
         continual.log_next_task_entropy(engine, upcoming[:, 1])
         return {
             "log_probs": metrics.store(log_probs),
@@ -213,10 +162,6 @@ class SplitMNISTContrast(continual.ContinualTask):
             log_probs[:, s] = within_pairs(copy)[:, s]
         return log_probs
 
-    def targets(self) -> Arrays:
-        """Test labels `[N]`."""
-        return {"labels": self.images.test_labels.byte().numpy()}
-
     # ---- scoring
 
     @staticmethod
@@ -241,12 +186,3 @@ class SplitMNISTContrast(continual.ContinualTask):
             for s, rows in enumerate(np.isin(labels, pair) for pair in SPLIT)
         ]
         return continual.scores(self.accuracy_matrix(arrays), nlls, self.chance)
-
-    def curves(self, arrays: Arrays) -> list[Row]:
-        """A[t, s] by step and pair, and the average over the pairs seen so far."""
-        return continual.curves(self.accuracy_matrix(arrays), "pair")
-
-    def figures(self, arrays: Arrays) -> dict[str, Any]:
-        """The matrix A[t, s], and accuracy on the pairs seen so far against the step, each with a warning."""
-        notes = [self.warning, *continual.variant(self.settings)]
-        return continual.charts(self.accuracy_matrix(arrays), "pair", self.chance, notes)

@@ -23,7 +23,7 @@ draws is never 0: its noise is 1 / sqrt(S).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -135,12 +135,10 @@ class TrainedProductMatrix(Task):
 
     # ---- data
 
-    @property
+    @cached_property
     def images(self) -> data.Images:
         """The published data set, read once."""
-        if not hasattr(self, "_images"):
-            self._images = data.load(self.settings.dataset, self.data_dir)
-        return self._images
+        return data.load(self.settings.dataset, self.data_dir)
 
     def data_digest(self) -> str:
         """Digest of the raw images and labels."""

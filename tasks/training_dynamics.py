@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -135,12 +135,10 @@ class TrainingDynamics(Task):
 
     # ---- data
 
-    @property
+    @cached_property
     def images(self) -> data.Images:
         """The published data set, read once."""
-        if not hasattr(self, "_images"):
-            self._images = data.load(self.settings.dataset, self.data_dir)
-        return self._images
+        return data.load(self.settings.dataset, self.data_dir)
 
     def data_digest(self) -> str:
         """Digest of the raw images and labels."""

@@ -18,7 +18,7 @@ alone, at which a single network is as good.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -149,12 +149,10 @@ class UCIRegression(Task):
 
     # ---- data
 
-    @property
+    @cached_property
     def table(self) -> tables.Table:
         """The table, read once."""
-        if not hasattr(self, "_table"):
-            self._table = tables.load(self.settings.dataset, self.data_dir)
-        return self._table
+        return tables.load(self.settings.dataset, self.data_dir)
 
     @property
     def num_splits(self) -> int:

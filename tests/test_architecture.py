@@ -5,6 +5,8 @@ can be understood without those above; `test_imports_follow_the_order` holds eve
 """
 
 import ast
+import importlib
+import os
 import subprocess
 import sys
 import tomllib
@@ -248,6 +250,7 @@ def test_a_newcomer_sees_at_the_root_what_methods_and_tasks_import():
         *("__init__", "__main__", "cli", "py.typed"),  # the package and its command
         *("problem", "hooks", "peers"),  # parts of the contract, and its strangers
         *("system", "photographs", "engine", "runs", "sweep", "commands"),
+        *("methods", "tasks", "leaderboard"),  # links
     }
 
 
@@ -338,6 +341,21 @@ def test_every_folder_with_sources_is_a_package_of_the_wheel():
     packages = {name for name, path in SOURCES.items() if path.name == "__init__.py"}
     assert listed == packages == {name.rpartition(".")[0] for name in SOURCES} - {""}
     assert {"bench.studies.risk", "bench.families.flow"} <= SOURCES.keys()
+
+
+@pytest.mark.parametrize("folder", ["methods", "tasks", "leaderboard"])
+def test_tools_that_read_sources_find_the_packages_outside_of_bench(folder):
+    """By links, since no type checker or editor reads the mapping of an editable install.
+
+    In a checkout without links (git on Windows, unless `core.symlinks` is set) that mapping is enough to run.
+    """
+    link = MAIN / "bench" / folder
+    if link.is_file():
+        pytest.skip("this checkout has no symbolic links")
+    assert link.samefile(MAIN / folder)
+    assert not Path(os.readlink(link)).is_absolute()
+    package = importlib.import_module(f"bench.{folder}")
+    assert list(package.__path__) == [str(MAIN / folder)]  # no module is told by the way through the link
 
 
 # ------------------------------------------------------------------------------------- what is not of bench

@@ -14,7 +14,7 @@ from bench.errors import UsageError
 from bench.studies import singular
 from bench.studies.singular import Run, Triplet, charts, claims, table
 from bench.studies.singular.charts import GRID
-from bench.studies.singular.theory import learning_coefficient
+from bench.studies.singular.models import MODELS
 
 FAR_PRIOR = Triplet("tanh", 576, 0.0, 5.0, 100.0)
 AT_FIVE = Triplet("tanh", 576, 5.0, 0.0, 100.0)
@@ -280,7 +280,7 @@ def test_slope_needs_several_sizes_and_a_repetition():
     ],
 )
 def test_learning_coefficients_are_those_of_table_1(model, hidden, true_weight, coefficient):
-    found = learning_coefficient(model, hidden, true_weight)
+    found = MODELS[model](hidden, true_weight or 0.0).learning_coefficient()
     assert (None if found is None else found[0]) == coefficient
 
 

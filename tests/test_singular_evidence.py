@@ -96,7 +96,7 @@ def test_draws_have_the_law_of_the_model(model):
     """Moments of inputs and noise over 20,000 observations. False alarm: at most 12 x 7e-6."""
     own = made(model, num_train=20_000)
     inputs, targets = own.draw(laws.generator(1))
-    noise = targets - own.truth(inputs)
+    noise = targets - own.model.truth(inputs)
     assert inputs.shape == (20_000, {"tanh": 1, "reduced_rank": 6, "linear": 3}[model])
     assert targets.shape == (20_000, 3 if model == "reduced_rank" else 1)
     laws.assert_mean_is(inputs, 0.0)
@@ -111,15 +111,15 @@ def test_truths_are_the_sums():
     g = laws.generator(2)
     x = 2 * torch.rand(50, 1, generator=g) - 1
     own = SingularEvidence(Settings(hidden=4, true_weight=5))
-    assert_close(own.truth(x), sum(5 * torch.tanh(5 * x) for _ in range(4)))
-    assert_close(SingularEvidence(Settings(hidden=4)).truth(x), torch.zeros(50, 1))
+    assert_close(own.model.truth(x), sum(5 * torch.tanh(5 * x) for _ in range(4)))
+    assert_close(SingularEvidence(Settings(hidden=4)).model.truth(x), torch.zeros(50, 1))
     wide = torch.randn(50, 7, generator=g)
     a0, b0 = torch.cat([torch.eye(4), torch.ones(4, 3)], 1), torch.eye(4)
     own = SingularEvidence(Settings(model="reduced_rank", hidden=4, true_weight=9))
-    assert_close(own.truth(wide), wide @ (b0 @ a0).T)
+    assert_close(own.model.truth(wide), wide @ (b0 @ a0).T)
     narrow = torch.randn(50, 4, generator=g)
     own = SingularEvidence(Settings(model="linear", hidden=4, true_weight=-2))
-    assert_close(own.truth(narrow), (narrow @ torch.full((4,), -2.0))[:, None])
+    assert_close(own.model.truth(narrow), (narrow @ torch.full((4,), -2.0))[:, None])
 
 
 @pytest.mark.parametrize("model", ["tanh", "reduced_rank"])
@@ -135,7 +135,7 @@ def test_network_at_the_true_weights_is_the_truth(model):
         else:
             first.copy_(torch.cat([torch.eye(3), torch.ones(3, 3)], 1))
             second.copy_(torch.eye(3))
-        assert_close(network(x), own.truth(x))
+        assert_close(network(x), own.model.truth(x))
 
 
 @MODELS
@@ -165,7 +165,7 @@ def test_truth_reaches_no_fit(monkeypatch):
             assert torch.equal(held, drawn)
     elsewhere = made("tanh")
     monkeypatch.setattr(elsewhere, "draw", own.draw)
-    monkeypatch.setattr(elsewhere, "truth", lambda inputs: 2 * own.truth(inputs))
+    monkeypatch.setattr(elsewhere.model, "truth", lambda inputs: 2 * own.model.truth(inputs))
     others = elsewhere.run(engine(NFGaussian))
     moved = {name for name, array in arrays.items() if not np.array_equal(others[name], array)}
     assert moved == {"log_ratios", "entropies"}
@@ -197,7 +197,7 @@ def test_arrays_of_a_run_by_hand(model):
     for r, (problem, method) in enumerate(zip(posed, fitted, strict=True)):
         x, y = problem.train.tensors
         wide = y.double().numpy()
-        log_p0 = scipy.stats.norm.logpdf(wide - own.truth(x).double().numpy())
+        log_p0 = scipy.stats.norm.logpdf(wide - own.model.truth(x).double().numpy())
         assert arrays["entropies"][r] == pytest.approx(-log_p0.sum(), rel=1e-6)
         weights, log_q = method.sample_and_log_prob(5, given.generator("draws", r))
         log_likelihood = scipy.stats.norm.logpdf(wide - by_hand(model, weights, x)).sum((1, 2))
@@ -206,8 +206,8 @@ def test_arrays_of_a_run_by_hand(model):
         np.testing.assert_allclose(arrays["log_priors"][r], log_prior, rtol=1e-6)
         np.testing.assert_allclose(arrays["log_qs"][r], log_q.numpy())
         # Eq. 19: log p0(y | x) - log of the mean over draws of p(y | x, w), y on both sides of the truth.
-        fresh = own._inputs(5000, given.generator("fresh", r))
-        truth = own.truth(fresh).double().numpy()
+        fresh = own.model.inputs(5000, given.generator("fresh", r))
+        truth = own.model.truth(fresh).double().numpy()
         errors = torch.randn(truth.shape, generator=given.generator("fresh noise", r)).double().numpy()
         for half, sign in zip(arrays["log_ratios"][r].reshape(2, -1), (1, -1), strict=True):
             observed = truth + sign * errors
@@ -337,7 +337,7 @@ def test_evidence_that_draws_miss_is_not_known():
     """Weights of 5 are far out under N(0, 1), and one draw carries all; the record says so."""
     own = SingularEvidence(Settings(hidden=16, true_weight=5.0, prior_mean=0.0, prior_variance=1.0))
     x, y = own.draw(laws.generator(9))
-    assert own._log_evidence(x, y, laws.generator(10)).standard_error > 0.9
+    assert own.model.log_evidence(x, y[:, 0], 0.0, 1.0, laws.generator(10)).standard_error > 0.9
     arrays = arrays_of([[-1.0, -2.0]], [0.0], log_evidences=np.array([1.0]))
     names = {"log_evidence", "gap_per_weight"}
     for error, unknown in ((0.09, set()), (0.11, names)):
@@ -581,7 +581,7 @@ def test_generalisation_error_of_a_point_mass():
     own = made(hidden=1, repetitions=4)
     given = given_weights(own, torch.full((5,), 1.2))
     scores = own.score(own.run(given))
-    fresh = [own._inputs(5000, given.generator("fresh", r)) for r in range(4)]
+    fresh = [own.model.inputs(5000, given.generator("fresh", r)) for r in range(4)]
     missed = torch.stack(fresh).double()[..., 0] * (1.2 - 0.7)
     assert scores["generalisation_error"] == pytest.approx(0.5 * missed.square().mean().item(), rel=1e-5)
 

@@ -1,4 +1,4 @@
-"""What tasks of continual learning share: coresets in the protocol, and the measures of a matrix A[t, s].
+"""What tasks of continual learning share: settings, data, coresets, and the measures of a matrix A[t, s].
 
 A[t, s] is the accuracy after step t on the test examples of step s, `[T, S]`, NaN where it was not measured.
 One row alone is joint training. Shapes: N examples, C classes.
@@ -9,20 +9,22 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple, Protocol
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import diagnostics, figures, metrics, priors, randomness
+from bench import data, diagnostics, figures, likelihoods, metrics, networks, priors, randomness
 from bench.contract import (
     Arrays,
     Budget,
     Comparison,
     Engine,
     FinishedRun,
+    Likelihood,
     Method,
     Metric,
     Metrics,
@@ -33,43 +35,47 @@ from bench.contract import (
     Undefined,
 )
 from bench.errors import UsageError
+from bench.settings import Count, settings
 from bench.studies import coreset
 
-
-class Coresets(Protocol):
-    """The settings of a task that say what is kept of its steps; every task documents its own."""
-
-    @property
-    def coreset(self) -> Literal["none", "k_center", "random"]:
-        """How the examples are chosen."""
-
-    @property
-    def coreset_size(self) -> int:
-        """Examples kept of every step."""
-
-    @property
-    def coreset_epochs(self) -> int:
-        """Full-batch epochs of the copy."""
-
-    @property
-    def coreset_prior(self) -> Literal["posterior", "initial"]:
-        """Prior of the copy."""
-
-    @property
-    def coreset_only(self) -> bool:
-        """Whether every step has the first prior."""
+SPLIT = ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9))
+"""The pairs of classes of split tasks."""
+NUM_CLASSES = 10
 
 
-def check(settings: Coresets) -> None:
-    """Refuses what would look like a coreset and be none.
+@settings
+class ImageSettings:
+    """The first setting of all tasks of continual learning; those that a task has alone come next."""
 
-    Raises:
-        UsageError: In one line.
+    dataset: Literal["mnist", "fashion_mnist", "digits"]
+    """Images: fixed by the task's name."""
+
+
+@settings
+class StepSettings:
+    """The further settings of all tasks of continual learning, with the defaults of split tasks.
+
+    Named before `ImageSettings` among the bases of a task's settings: fields of the last base come first.
     """
-    if settings.coreset_only and settings.coreset == "none":
-        raise UsageError(
-            "--task.coreset_only true: there is no coreset; give --task.coreset k_center or random"
-        )
+
+    hidden: Count = 256
+    """Units in each of the two hidden layers, at least 1."""
+    epochs: Count = 10
+    """Epochs per step, at least 1."""
+    batch_size: Count | None = 128
+    """Examples per training step, at least 1; null is full batch."""
+    test_samples: Count = 100
+    """Weight samples S per prediction, at least 1."""
+    coreset: Literal["none", "k_center", "random"] = "none"
+    """Examples kept of every step: none, far from each other in pixels, or drawn at random."""
+    coreset_size: Count = 40
+    """Examples kept of every step, at least 1; they are not trained on in that step."""
+    coreset_epochs: Count = 120
+    """Full-batch epochs of a copy that predicts, at least 1; published: as many as a step has."""
+    coreset_prior: Literal["posterior", "initial"] = "posterior"
+    """Prior of a copy that predicts: the posterior that it starts from, or N(0, 1)."""
+    coreset_only: bool = False
+    """Every step's prior is N(0, 1), so that nothing but coresets and starting weights is carried on."""
 
 
 # ------------------------------------------------------------------------------------------------- data
@@ -83,7 +89,9 @@ class Rows(NamedTuple):
     coreset: Tensor
 
 
-def divide(inputs: Tensor, labels: Tensor, classes: Sequence[int], settings: Coresets, step: int = 0) -> Rows:
+def divide(
+    inputs: Tensor, labels: Tensor, classes: Sequence[int], settings: StepSettings, step: int = 0
+) -> Rows:
     """Examples of some classes: the last 10% of each class for validation, a coreset, the rest to train on.
 
     Args:
@@ -128,7 +136,7 @@ def sequence(
     pose: Callable[[int, Prior | None], Problem],
     steps: int,
     budget: Budget,
-    settings: Coresets,
+    settings: StepSettings,
 ) -> Iterator[tuple[int, Problem, Method]]:
     """Fits step after step, each from the last fit, with the last posterior as prior.
 
@@ -155,7 +163,7 @@ def sequence(
 
 
 def rehearse(
-    engine: Engine, method: Method, problem: Problem, kept: Sequence[TensorDataset], settings: Coresets
+    engine: Engine, method: Method, problem: Problem, kept: Sequence[TensorDataset], settings: StepSettings
 ) -> Method:
     """The method that predicts where coresets are kept: a copy, trained on them, to be thrown away.
 
@@ -279,20 +287,85 @@ def charts(matrix: np.ndarray, what: str, chance: float, notes: Sequence[str] = 
 
 
 class ContinualTask(Task):
-    """A task that learns step after step, and is tested on the steps so far: its runs stand in one figure."""
+    """A task that learns images of ten classes step after step, and is tested on the steps so far."""
 
-    chance: float
+    settings: Any
+    """Both `ImageSettings` and `StepSettings`."""
+    chance = 1 / NUM_CLASSES
     """Accuracy of guessing."""
+    part = "pair"
+    """What the examples of a step are called, in the singular."""
+
+    def __init__(self, settings: Any, data_dir: str | None = None) -> None:
+        super().__init__(settings, data_dir)
+        if settings.coreset_only and settings.coreset == "none":
+            raise UsageError(
+                "--task.coreset_only true: there is no coreset; give --task.coreset k_center or random"
+            )
+        self._rows: dict[int, Rows] = {}
 
     @property
     def warning(self) -> str:
         """What every figure must say; empty if nothing."""
         return ""
 
+    # ---- data
+
+    @cached_property
+    def images(self) -> data.Images:
+        """The data set, read once."""
+        return data.load(self.settings.dataset, self.data_dir)
+
+    def data_digest(self) -> str:
+        """Digest of the raw images and labels."""
+        return self.images.digest
+
+    def steps(self) -> Sequence[Sequence[int]]:
+        """The classes of each training step."""
+        return SPLIT
+
+    def rows(self, step: int) -> Rows:
+        """Where the examples of a step lie among the training images."""
+        if step not in self._rows:
+            inputs, labels = self.images.train_inputs, self.images.train_labels
+            self._rows[step] = divide(inputs, labels, self.steps()[step], self.settings, step)
+        return self._rows[step]
+
+    def examples(self, step: int, part: Literal["train", "val", "coreset"]) -> TensorDataset:
+        """Training images of a step, as it has them, and their labels."""
+        rows = getattr(self.rows(step), part)
+        return TensorDataset(self.images.train_inputs[rows], self.images.train_labels[rows])
+
+    def likelihood(self) -> Likelihood:
+        """How labels are explained: all ten classes compete."""
+        return likelihoods.Categorical()
+
+    def problem(self, step: int = 0, prior: Any = None) -> Problem:
+        """The problem of a step; its prior is N(0, 1) unless one is given."""
+        train, val = self.examples(step, "train"), self.examples(step, "val")
+        pixels, units = self.images.train_inputs[0].numel(), self.settings.hidden
+        network = partial(networks.mlp, pixels, NUM_CLASSES, (units, units))
+        return Problem(network, self.likelihood(), prior or priors.normal(0, 1), train, val, len(train))
+
+    def targets(self) -> Arrays:
+        """Test labels `[N]`."""
+        return {"labels": self.images.test_labels.byte().numpy()}
+
+    # ---- scoring
+
     @staticmethod
     @abstractmethod
     def accuracy_matrix(arrays: Arrays) -> np.ndarray:
         """A[t, s]."""
+
+    def curves(self, arrays: Arrays) -> list[Row]:
+        """A[t, s] by step and s, and the average over the steps so far."""
+        return curves(self.accuracy_matrix(arrays), self.part)
+
+    def figures(self, arrays: Arrays) -> dict[str, Any]:
+        """The matrix A[t, s], and accuracy on what was seen so far against the step."""
+        notes = [*filter(None, [self.warning]), *variant(self.settings)]
+        return charts(self.accuracy_matrix(arrays), self.part, self.chance, notes)
 
     @classmethod
     def compare(cls, runs: Sequence[FinishedRun]) -> Comparison:
@@ -347,7 +420,7 @@ def gradients(runs: Sequence[FinishedRun]) -> Any | None:
     return figures.panels(found, "epoch of step 2", "norm, or ratio of norms, at its start")
 
 
-def variant(settings: Coresets) -> list[str]:
+def variant(settings: StepSettings) -> list[str]:
     """What a figure says of the coresets; nothing where there are none."""
     if settings.coreset == "none":
         return []

@@ -1,7 +1,7 @@
 """Singular models whose learning coefficient is known: theory, published tables, claims and figures.
 
-`table` sets runs beside the published rows, `claims` says what intervals show, `charts` draws; `theory` and
-`tanh_network` are what the task `singular_evidence` is made of.
+`table` sets runs beside the published rows, `claims` says what intervals show, `charts` draws; `models` are
+what the task `singular_evidence` poses, with their `theory` and log `evidence`.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ import numpy as np
 
 from bench import intervals
 from bench.intervals import FEWEST, Interval, Moments, welch
+from bench.studies.singular.models import MODELS
 from bench.studies.singular.table import Run, Triplet, parsed, place, published
-from bench.studies.singular.theory import learning_coefficient
 
 Sample = Mapping[bytes, float]
 """Digest of a data set -> Psi of the fit to it, where that converged."""
@@ -233,7 +233,7 @@ def slopes(runs: Iterable[Run]) -> list[Slope]:
         evidence = np.array([[e[r] for e in evidences] for r in whole]).reshape(-1, len(sizes))
         each = psi @ weights
         error = intervals.standard_error(each) if len(each) > 1 else np.nan
-        known = learning_coefficient(triplet.model, triplet.hidden, triplet.true_weight or 0.0)
+        known = MODELS[triplet.model](triplet.hidden, triplet.true_weight or 0.0).learning_coefficient()
         expected = None if known is None else -known[0]
         of_evidence, lacking = evidence @ weights, (evidence - psi)[:, -1]
         means = (float(v.mean()) if len(v) else np.nan for v in (each, of_evidence, lacking))

@@ -37,15 +37,6 @@ def rlct_reduced_rank(inputs: int, outputs: int, hidden: int, rank: int) -> tupl
     return (q / 8, 1) if (m + h + n + r) % 2 == 0 else ((q + 1) / 8, 2)
 
 
-def learning_coefficient(model: str, hidden: int, true_weight: float) -> tuple[float, int] | None:
-    """Learning coefficient and multiplicity of a model of `singular_evidence`; None where none is known."""
-    if model == "reduced_rank":
-        return rlct_reduced_rank(hidden + 3, hidden, hidden, hidden)
-    if model == "linear":
-        return hidden / 2, 1
-    return None if true_weight else rlct_tanh(hidden)
-
-
 def leading_term(known: tuple[float, int] | None, num_train: int) -> float | None:
     """-lambda log n + (m - 1) log log n, in nats; None where lambda is not known."""
     if known is None:
