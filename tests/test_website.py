@@ -160,7 +160,7 @@ def test_pages_fit_the_screen_and_ask_nobody(opened, width, scheme):
 @needs_browser
 @pytest.mark.parametrize("words", ["radial", "cifar10", "split_digits"])
 def test_search_finds(opened, words):
-    """Words with digits too: the search library's index of such words is wrong, so mkdocs.yml leaves digits out."""
+    """Words with digits too: the search library's index of such words is wrong, so digits are left out."""
     page = opened("tutorial", 1280, "light")
     page.locator(".md-search__input").click()
     page.locator(".md-search-result__meta", has_text="Type to start searching").wait_for()
