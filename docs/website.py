@@ -73,7 +73,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     for name in AT_THE_ROOT:
         markdown = re.sub(rf"\]\((?:\.\./)+{name}", f"]({name}", markdown)
     markdown = markdown.replace("](tour.ipynb", "](tour.md")
-    return re.sub(r"\[([^\]]+)\]\((?:\.\./)+tests/[^)]*\)", r"\1", markdown)
+    return re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?:tests|benchmarks|\.github)/[^)]*\)", r"\1", markdown)
 
 
 def pages() -> Iterator[tuple[str, str]]:
@@ -81,7 +81,7 @@ def pages() -> Iterator[tuple[str, str]]:
     for name in AT_THE_ROOT:
         yield name, (ROOT / name).read_text().replace("](docs/", "](")
     yield "tour.md", notebook(json.loads((ROOT / "docs" / "tour.ipynb").read_text()))
-    yield "commands.md", commands()
+    yield "command-line.md", commands()
     for path in sorted((ROOT / "bench").glob("*.py")):
         if path.stem not in NO_VOCABULARY:
             yield f"python/{path.stem}.md", f"# bench.{path.stem}\n\n::: bench.{path.stem}\n"
@@ -109,7 +109,9 @@ def notebook(read: dict[str, Any]) -> str:
 
 def commands() -> str:
     """Every command with its help, as its own parser prints it."""
-    parts = ["# Commands\n\nWhat `bench COMMAND --help` prints. METHOD and TASK add settings to `bench run`."]
+    parts = [
+        "# The command line\n\nWhat `bench COMMAND --help` prints. METHOD and TASK add settings to `bench run`."
+    ]
     for name, (_, says) in cli.COMMANDS.items():
         text = help_of(name)
         parts.append(f"## bench {name}\n\n{says[0].upper()}{says[1:]}.\n\n```text\n{text}\n```")

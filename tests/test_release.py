@@ -102,7 +102,7 @@ def copied(folder):
     """The sources and root files, with a file that stands for the evidence, in a repository of their own."""
     for name in SOURCES:
         ignored = shutil.ignore_patterns("__pycache__", *(EVIDENCE if name == "leaderboard" else ()))
-        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored, symlinks=True)
     for name in (*SHIPPED, *NOT_SHIPPED):
         shutil.copy(ROOT / name, folder)
     for name in EVIDENCE:

@@ -106,9 +106,9 @@ def test_no_page_asks_for_anything_from_elsewhere(site):
 
 
 def test_the_reference_has_every_command_and_every_module_of_the_vocabulary(site, website):
-    commands = Page(site / "commands.html").ids
+    commands = Page(site / "command-line.html").ids
     assert {f"bench-{name}" for name in website.cli.COMMANDS} | {"bench-board-build"} <= commands
-    text = (site / "commands.html").read_text()
+    text = (site / "command-line.html").read_text()
     assert "--print_config" in text
     assert not re.search(r"0x[0-9a-f]{6}|\x08", text), "an address in memory, or a backspace"
     assert {"bench.contract.Method", "bench.contract.Task.score"} <= Page(

@@ -202,7 +202,7 @@ class PictureTask(Task):
         return moments(self.pictures.train[self.rows["train"]])
 
     def data_digest(self) -> str:
-        """Of the data sets, foreign ones too, and of the rows of every part.
+        """Digest of the data sets, foreign ones too, and of the rows of every part.
 
         Raises:
             DataError: If one of them is not there and cannot be had: before anything is trained.

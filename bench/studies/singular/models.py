@@ -63,7 +63,7 @@ class Model(ABC):
     def log_evidence(
         self, inputs: Tensor, observed: Tensor, mean: float, variance: float, generator: torch.Generator
     ) -> LogEvidence:
-        """Of observations `[N]` under the prior N(mean, variance) of every weight, not normalised."""
+        """Log evidence of observations `[N]` under N(mean, variance) on every weight, unnormalised."""
         raise NotImplementedError
 
 
@@ -82,7 +82,7 @@ class Tanh(Model):
         return self.true_weight * self.hidden * torch.tanh(self.true_weight * inputs)
 
     def network(self, dropout: float = 0.0) -> nn.Module:
-        """With weights a and b `[H]`."""
+        """The network with weights a and b `[H]`."""
         return _small(TanhNetwork(self.hidden))
 
     def learning_coefficient(self) -> tuple[float, int] | None:
@@ -90,7 +90,7 @@ class Tanh(Model):
         return None if self.true_weight else rlct_tanh(self.hidden)
 
     def finds_evidence(self, prior_mean: float) -> bool:
-        """Of few units; draws of a prior away from 0 may miss what carries the evidence."""
+        """Whether there are few units; draws of a prior away from 0 may miss what carries the evidence."""
         return self.hidden <= 32 and prior_mean == 0
 
     def log_evidence(
@@ -115,11 +115,11 @@ class ReducedRank(Model):
         return inputs[:, : self.hidden] + inputs[:, self.hidden :].sum(1, keepdim=True)
 
     def network(self, dropout: float = 0.0) -> nn.Module:
-        """With weights A and B."""
+        """The network with weights A and B."""
         return _linear(self.hidden + 3, self.hidden, self.hidden)
 
     def learning_coefficient(self) -> tuple[float, int] | None:
-        """Of a truth of full rank."""
+        """Learning coefficient of a truth of full rank."""
         return rlct_reduced_rank(self.hidden + 3, self.hidden, self.hidden, self.hidden)
 
 
@@ -135,7 +135,7 @@ class Linear(Model):
         return self.true_weight * inputs.sum(1, keepdim=True)
 
     def network(self, dropout: float = 0.0) -> nn.Module:
-        """With weights w `[1, H]`."""
+        """The network with weights w `[1, H]`."""
         return _linear(self.hidden, 1)
 
     def learning_coefficient(self) -> tuple[float, int] | None:
@@ -149,7 +149,7 @@ class Linear(Model):
     def log_evidence(
         self, inputs: Tensor, observed: Tensor, mean: float, variance: float, generator: torch.Generator
     ) -> LogEvidence:
-        """In closed form."""
+        """Log evidence in closed form."""
         return of_linear(inputs, observed, mean, variance)
 
 
