@@ -109,9 +109,8 @@ def notebook(read: dict[str, Any]) -> str:
 
 def commands() -> str:
     """Every command with its help, as its own parser prints it."""
-    parts = [
-        "# The command line\n\nWhat `bench COMMAND --help` prints. METHOD and TASK add settings to `bench run`."
-    ]
+    intro = "What `bench COMMAND --help` prints. METHOD and TASK add settings to `bench run`."
+    parts = [f"# The command line\n\n{intro}"]
     for name, (_, says) in cli.COMMANDS.items():
         text = help_of(name)
         parts.append(f"## bench {name}\n\n{says[0].upper()}{says[1:]}.\n\n```text\n{text}\n```")

@@ -64,7 +64,7 @@ def _refuse_other(mode: int, path: Path) -> None:
 def _opened(path: str, flags: int) -> int:
     """A descriptor of a plain file; of anything else the error says what it is."""
     try:
-        descriptor = os.open(path, flags | _PLAIN, 0o666)
+        descriptor = os.open(path, flags | _PLAIN)
     except OSError:
         with suppress(FileNotFoundError):
             _refuse_other(os.lstat(path).st_mode, Path(path))
@@ -127,7 +127,7 @@ def write_all(contents: Mapping[Path, bytes]) -> None:
         for path, content in contents.items():
             with writing(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with open(partial[path], "xb", opener=_opened) as file:
+                with partial[path].open("xb") as file:
                     file.write(content)
                     file.flush()
                     os.fsync(file.fileno())
