@@ -35,7 +35,7 @@ LABELS = {"train": "train_lables.json", "test": "test_lables.json"}
 
 
 @dataclass(frozen=True)
-class Source:
+class CifarSource:
     """Where a data set comes from and what its content must be.
 
     Attributes:
@@ -61,10 +61,10 @@ class Source:
 
 
 SOURCES = {
-    "cifar10": Source(
+    "cifar10": CifarSource(
         "CIFAR10", 10, "96dd192d0aff5502ced98d039f8efdef471b168c740147aad9644dc59371232a", sheets=True
     ),
-    "cifar100": Source("CIFAR100", 100, "", sheets=False),
+    "cifar100": CifarSource("CIFAR100", 100, "", sheets=False),
 }
 
 Arrays = dict[str, np.ndarray]
@@ -151,7 +151,7 @@ def _locate(name: str, data_dir: Path | str | None) -> tuple[Path, Arrays]:
     )
 
 
-def _published(folder: Path, source: Source, arrays: Arrays) -> Arrays:
+def _published(folder: Path, source: CifarSource, arrays: Arrays) -> Arrays:
     if source.digest and (digest := array_digest(arrays)) != source.digest:
         raise DataError(
             f"{folder}: not the published {source.title}, expected content sha256 {source.digest}, "
@@ -188,7 +188,7 @@ def _read_sheets(folder: Path) -> Arrays:
     return found
 
 
-def _read_pickles(source: Source, folder: Path) -> Arrays | None:
+def _read_pickles(source: CifarSource, folder: Path) -> Arrays | None:
     """The arrays of torchvision's folder, None if it is not there.
 
     Its files are pickles: torchvision compares the MD5 of each with the published one before it opens any.

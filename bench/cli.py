@@ -20,7 +20,6 @@ from bench.commands.comparing import compare, list_runs
 from bench.commands.completion import show_script, typed
 from bench.commands.dashboard import wandb
 from bench.commands.datasets import show_data
-from bench.commands.handing_in import submit
 from bench.commands.listing import show_names
 from bench.commands.parser import errors, output
 from bench.commands.reporting import report
@@ -28,6 +27,7 @@ from bench.commands.results import draw, record, reference, show
 from bench.commands.running import run
 from bench.commands.searching import sweep, tune
 from bench.commands.storing import store
+from bench.commands.submitting import submit
 from bench.commands.verifying import verify
 from bench.errors import BenchError, OutputError, UsageError
 from bench.runs.registry import nearest

@@ -10,6 +10,7 @@ Units: every energy and log density is in nats; every share (accuracy, rate) is 
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -18,12 +19,13 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import numpy as np
+import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
+from bench import optimizers
 from bench.comparison import Comparison, FinishedRun, of_metrics
 from bench.errors import UsageError
-from bench.hooks import Hooks
 from bench.predictions import Prediction
 from bench.problem import JOINT as JOINT
 from bench.problem import Batch, Budget, Prior, Problem, Stored, WeightDistribution
@@ -32,6 +34,7 @@ from bench.problem import NetworkFactory as NetworkFactory
 from bench.spec import Arrays, Layout, Metrics, Row, Spec
 from bench.spec import Metric as Metric
 from bench.spec import Undefined as Undefined
+from bench.system.processes import from_first
 from bench.weights import forward, sampled_outputs
 
 CAPABILITIES = {
@@ -56,8 +59,8 @@ Noise = dict[str, Tensor]
 """All randomness of one loss, tensors `[S, ...]`. Sample s uses entry s of every tensor."""
 
 
-class Method(Hooks, ABC):
-    """An approximation of the posterior, trained through Lightning's own hooks (`bench.hooks`).
+class Method(pl.LightningModule, ABC):
+    """An approximation of the posterior, trained through Lightning's own hooks.
 
     A file under `methods/` declares one subclass and `NAMES`, a dictionary from each public name to the
     settings that the name fixes; the word `members` in it makes the name an ensemble of so many independent
@@ -67,9 +70,10 @@ class Method(Hooks, ABC):
     out settings; its named groups are the settings. A problem that the method cannot infer is refused in
     `__init__`, by a UsageError. A method does not touch Lightning's trainer.
 
-    Args (of `Hooks`, which keeps them, but for `start`, and makes `likelihood`, `prior` and `generator`):
-        problem: What to infer.
-        settings: An instance of the subclass's `settings_class`.
+    Args:
+        problem: What to infer; the method gets a likelihood of its own.
+        settings: An instance of the subclass's `settings_class`; `optimizer`, `learning_rate` and perhaps
+            `rate_decay` name its optimiser.
         start: An earlier fitted method of the same class, from which the fit goes on; None starts afresh.
     """
 
@@ -87,6 +91,8 @@ class Method(Hooks, ABC):
     """Ways of training that were measured to be faster on a CPU, the fastest first: a long fit with
     `loss_terms` compiled; several fits stacked side by side. Empty: one after another, as written."""
 
+    validation_samples: ClassVar[int] = 8
+    """Draws behind the validation NLL."""
     compilable: ClassVar[str] = "loss_terms"  # in which training spends its time, for `bench.engine.compiled`
 
     @classmethod
@@ -132,6 +138,34 @@ class Method(Hooks, ABC):
     network: nn.Module
     """The problem's own; or, where what was published is a layer, with that in place of its last one. Such a
     method has other weights than were posed, and provides nothing that is over weights (`OF_WEIGHTS`)."""
+
+    def __init__(self, problem: Problem, settings: Any, start: Method | None = None) -> None:
+        super().__init__()
+        self.problem = problem
+        self.settings = settings
+        self.likelihood = copy.deepcopy(problem.likelihood)
+        self.epoch = 0
+        """The present epoch, or the last one: it outlives the trainer. Counted from 0."""
+        self.history: list[dict[str, float]] = []
+        """Of every epoch its number from 1, its losses in nats per example, and what was validated."""
+        # The engine builds methods under a seeded global generator: one draw from it seeds ours.
+        self.generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        """Source of all randomness in training; on the device of the weights."""
+        self._prior: tuple[tuple[torch.device, torch.dtype], WeightDistribution] | None = None
+
+    @property
+    def num_train_samples(self) -> int:
+        """Weight samples per training step; 1 for methods without the setting."""
+        return getattr(self.settings, "train_samples", 1)
+
+    @property
+    def prior(self) -> WeightDistribution:
+        """The prior over the network's weights, on their device and in their type: that of `make_prior`."""
+        parameters = dict(self.network.named_parameters())
+        first = next(iter(parameters.values()))
+        if self._prior is None or self._prior[0] != (first.device, first.dtype):
+            self._prior = (first.device, first.dtype), self.make_prior(parameters)
+        return self._prior[1]
 
     # ---- prediction: a method with `weight_samples` has it already
 
@@ -198,6 +232,73 @@ class Method(Hooks, ABC):
                 `[B, ...]` for those of the predictions there (R-hat), of which the record keeps the largest.
         """
         return {}
+
+    # ---- Lightning's hooks, common to all methods that are trained by gradients
+
+    def configure_optimizers(self) -> Any:
+        """The optimiser that the settings name, over every parameter that is trained; its rate may decay."""
+        trained = (p for p in self.parameters() if p.requires_grad)
+        optimizer = optimizers.make(trained, self.settings.optimizer, self.settings.learning_rate)
+        decay = getattr(self.settings, "rate_decay", 1.0)
+        if decay == 1:
+            return optimizer
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, decay)
+        return {"optimizer": optimizer, "lr_scheduler": schedule}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """One draw of the loss per example: (likelihood term + prior weight * prior term) / num_train."""
+        noise = self.draw_noise(self.num_train_samples, self.generator)
+        likelihood_term, prior_term = self.loss_terms(batch, noise)
+        scale = 1.0 / self.problem.num_train
+        return {
+            "loss": (likelihood_term + self.prior_weight * prior_term) * scale,
+            "likelihood_term": likelihood_term.detach() * scale,
+            "prior_term": prior_term.detach() * scale,
+        }
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Logs the validation NLL; every epoch uses the same draws, so that epochs can be compared."""
+        generator = torch.Generator(batch.inputs.device).manual_seed(0)
+        with torch.autocast(batch.inputs.device.type, enabled=False):  # as predictions are after the fit
+            prediction = self.predict(batch.inputs, self.validation_samples, generator)
+        self.log("val_nll", -prediction.log_score(batch.targets).mean(), batch_size=len(batch.inputs))
+
+    def on_fit_start(self) -> None:
+        """Moves the generator to the device of the weights."""
+        if self.generator.device.type != self.device.type:
+            self.generator = torch.Generator(self.device).manual_seed(self.generator.initial_seed())
+
+    def on_train_epoch_start(self) -> None:
+        """Keeps the number of the epoch."""
+        self.epoch = self.current_epoch
+
+    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+        """Tells the method which step is an epoch's last."""
+        if self.trainer.is_last_batch:
+            self.on_last_step()
+
+    def on_last_step(self) -> None:
+        """Called after an epoch's last step, before its validation and its checkpoint; does nothing here."""
+
+    def agree(self, decision: bool) -> bool:
+        """The first process's decision, in all of them: devices of other kinds round otherwise."""
+        return from_first(lambda: decision)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Adds what the state dictionary does not hold."""
+        checkpoint["generator_state"] = self.generator.get_state()
+        checkpoint["generator_device"] = str(self.generator.device)
+        checkpoint["method_epoch"] = self.epoch
+        checkpoint["method_history"] = self.history
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restores what `on_save_checkpoint` added; the generator where its device is not here too stays."""
+        device = torch.device(checkpoint["generator_device"])
+        if device.type == "cpu" or torch.get_device_module(device).is_available():
+            self.generator = torch.Generator(device)
+            self.generator.set_state(checkpoint["generator_state"].cpu())
+        self.epoch = checkpoint["method_epoch"]
+        self.history = checkpoint["method_history"]
 
     # ---- capabilities, each declared in `provides`
 
@@ -292,7 +393,7 @@ class Engine(Protocol):
     def stage(self, name: str, number: int = 1, of: int = 1) -> None:
         """Names what follows, the `number`-th of `of` parts of the run; a stopped run goes on from here."""
 
-    def once(self, compute: Callable[[], Arrays]) -> Arrays:
+    def cached(self, compute: Callable[[], Arrays]) -> Arrays:
         """Calls `compute` and keeps the small arrays that it returns; a run that goes on reads them.
 
         Fits inside leave no checkpoints, except the last of the run. Later stages have the arrays alone.
@@ -345,7 +446,7 @@ class Task(ABC):
         """What `bench.load` gives of a run: by default the method that `restore` rebuilds for a problem."""
         return restore(self.problem())
 
-    def leaves(self) -> Mapping[str, str]:
+    def notes(self) -> Mapping[str, str]:
         """Texts that a run keeps beside its record, by file name; `notes.txt` is shown under its metrics."""
         return {}
 

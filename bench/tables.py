@@ -44,7 +44,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Source:
+class TableSource:
     """Where a table comes from and what it must look like.
 
     Attributes:
@@ -77,7 +77,7 @@ class Source:
 
 
 SOURCES = {
-    "boston": Source(
+    "boston": TableSource(
         title="Boston housing",
         target="median value of homes",
         unit="1000 USD",
@@ -89,7 +89,7 @@ SOURCES = {
         archive_target=13,
         licence="unstated",
     ),
-    "concrete": Source(
+    "concrete": TableSource(
         title="Concrete compressive strength",
         target="compressive strength",
         unit="MPa",
@@ -99,7 +99,7 @@ SOURCES = {
         folder="concrete",
         archive_id=165,
     ),
-    "energy": Source(
+    "energy": TableSource(
         title="Energy efficiency",
         target="heating load Y1",
         unit="kWh/m^2",
@@ -109,7 +109,7 @@ SOURCES = {
         folder="energy",
         archive_id=242,
     ),
-    "kin8nm": Source(
+    "kin8nm": TableSource(
         title="Kinematics of an 8-link robot arm",
         target="distance of the end effector",
         unit="distance",
@@ -119,7 +119,7 @@ SOURCES = {
         folder="kin8nm",
         licence="unstated",
     ),
-    "naval": Source(
+    "naval": TableSource(
         title="Condition based maintenance of naval propulsion plants",
         target="gas turbine compressor decay state coefficient",
         unit="coefficient",
@@ -131,7 +131,7 @@ SOURCES = {
         archive_target=16,
         archive_id=316,
     ),
-    "power_plant": Source(
+    "power_plant": TableSource(
         title="Combined cycle power plant",
         target="electrical output",
         unit="MW",
@@ -141,7 +141,7 @@ SOURCES = {
         folder="power-plant",
         archive_id=294,
     ),
-    "protein": Source(
+    "protein": TableSource(
         title="Physicochemical properties of protein tertiary structure",
         target="root mean square deviation of the structure",
         unit="angstrom",
@@ -153,7 +153,7 @@ SOURCES = {
         archive_target=0,
         archive_id=265,
     ),
-    "wine": Source(
+    "wine": TableSource(
         title="Wine quality, red",
         target="quality",
         unit="points",
@@ -165,7 +165,7 @@ SOURCES = {
         archive_target=11,
         archive_id=186,
     ),
-    "yacht": Source(
+    "yacht": TableSource(
         title="Yacht hydrodynamics",
         target="residuary resistance per unit weight of displacement",
         unit="resistance",
@@ -177,7 +177,7 @@ SOURCES = {
         archive_target=6,
         archive_id=243,
     ),
-    "diabetes": Source(
+    "diabetes": TableSource(
         title="Diabetes progression, as embedded in scikit-learn",
         target="progression after one year",
         unit="score",
@@ -274,7 +274,7 @@ def _locate(name: str, data_dir: Path | str | None) -> tuple[Path, Table]:
     )
 
 
-def _read_public(folder: Path, source: Source) -> Table:
+def _read_public(folder: Path, source: TableSource) -> Table:
     """Read the layout of the public repositories: a matrix, and files that number its rows and columns."""
     matrix = _numbers(folder / "data.txt")
     features = _indices(folder / "index_features.txt", matrix.shape[1])
@@ -296,7 +296,7 @@ def _read_public(folder: Path, source: Source) -> Table:
     return Table(table.inputs, table.targets, tuple(published), table.digest)
 
 
-def _read_archive(path: Path, source: Source) -> Table:
+def _read_archive(path: Path, source: TableSource) -> Table:
     matrix = _numbers(path)
     if matrix.shape[1] <= source.columns:
         raise DataError(f"{path}: expected {source.columns + 1} columns, found {matrix.shape[1]}")
@@ -341,7 +341,7 @@ def _indices(path: Path, below: int) -> np.ndarray:
     return indices
 
 
-def _checked(where: Path | str, source: Source, inputs: np.ndarray, targets: np.ndarray) -> Table:
+def _checked(where: Path | str, source: TableSource, inputs: np.ndarray, targets: np.ndarray) -> Table:
     """The table, if it has the known size and range of targets.
 
     The range tells a table from its siblings of equal size: the other target, the other wine.
@@ -364,13 +364,13 @@ def _checked(where: Path | str, source: Source, inputs: np.ndarray, targets: np.
     return Table(inputs, targets, (), digest)
 
 
-def _in_range(targets: np.ndarray, source: Source) -> bool:
+def _in_range(targets: np.ndarray, source: TableSource) -> bool:
     low, high = source.target_range
     off = np.abs([targets.min() - low, targets.max() - high])
     return bool((off <= 0.01 * (high - low)).all())  # files round differently
 
 
-def _embedded(source: Source) -> tuple[Path, Table]:
+def _embedded(source: TableSource) -> tuple[Path, Table]:
     from sklearn import datasets  # here, for its import takes a second
 
     raw = datasets.load_diabetes(scaled=False)
@@ -388,7 +388,7 @@ def _obtain(name: str, data_dir: Path | str | None) -> tuple[Path, Table]:
     )
 
 
-def _fetch(source: Source, root: Path) -> None:
+def _fetch(source: TableSource, root: Path) -> None:
     """Puts the table of the UCI archive into `root`, by the archive's own package, if it is installed."""
     if source.archive_id is None:
         return
@@ -406,7 +406,7 @@ def _fetch(source: Source, root: Path) -> None:
     _write(root / source.folder / "data", _from_frames(where, source, answer))
 
 
-def _from_frames(where: str, source: Source, answer: Any) -> Table:
+def _from_frames(where: str, source: TableSource, answer: Any) -> Table:
     features, targets = answer.features, answer.targets
     if "color" in answer.original:  # both wines are one data set there
         red = answer.original["color"] == "red"

@@ -28,6 +28,7 @@ from bench.contract import Budget
 from bench.engine.engine import Engine
 from bench.engine.trainer import TrainerOptions
 from bench.runs.plan import Plan
+from bench.runs.resolution import resolve
 from bench.sweep import sweep
 
 
@@ -37,7 +38,7 @@ def counted(plan: Plan) -> tuple[float, int]:
     Raises:
         UsageError: If the method cannot infer the task's problem.
     """
-    choice = plan.choice()
+    choice = resolve(plan)
     posed: Any = choice.task.cls(choice.task_settings, plan.data_dir)
     own, problem = posed.settings, replace(posed.problem(), val=None)
     steps = own.epochs * -(-own.num_train // own.batch_size)

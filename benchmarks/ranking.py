@@ -21,7 +21,7 @@ import numpy as np
 from scipy import special, stats
 from timing import print_table, write
 
-from bench.leaderboard.rank.ranking import Entry, Run, rank
+from bench.leaderboard.rank.ranking import Entry, Replicate, rank
 
 COVERAGE = 0.93
 COVERAGE_OF_SKEWED = 0.90
@@ -48,7 +48,9 @@ class Verdict(NamedTuple):
 
 def by_rank(losses: np.ndarray) -> Verdict:
     """What the leaderboard says."""
-    entries = [Entry(f"{e:03}", [Run(float(row.mean()), row) for row in of]) for e, of in enumerate(losses)]
+    entries = [
+        Entry(f"{e:03}", [Replicate(float(row.mean()), row) for row in of]) for e, of in enumerate(losses)
+    ]
     standing = rank(entries, higher_is_better=False)
     back = np.argsort([int(place.name) for place in standing.places])
     cells = np.array([[place.cell.low, place.cell.high] for place in standing.places])

@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from bench.contract import Batch
 from bench.runs.plan import Plan
+from bench.runs.resolution import resolve
 from bench.studies import active
 from bench.tasks import active_learning
 
@@ -41,7 +42,7 @@ Part = tuple[Callable[[], object], int]
 
 def calls(plan: Plan) -> dict[str, Part]:
     """The parts of a trajectory by name."""
-    choice = plan.choice()
+    choice = resolve(plan)
     task = choice.task.cls(choice.task_settings, plan.data_dir)
     own, data, generator = task.settings, task.data, torch.Generator().manual_seed(0)
     oracle = active.Oracle(data.pool_labels)

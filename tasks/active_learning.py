@@ -197,7 +197,7 @@ class ActiveLearning(Task):
             name = f"{len(points)} points"
             if step in tested:
                 engine.stage(name, next(numbers), stages)
-                tests.append(engine.once(partial(self._test, engine, points)))
+                tests.append(engine.cached(partial(self._test, engine, points)))
                 counts.append(len(points))
                 for objective, nll in zip(
                     active.OBJECTIVES, np.mean([t["val_nll"] for t in tests], 0), strict=True
@@ -205,7 +205,7 @@ class ActiveLearning(Task):
                     engine.log(f"mean_nll_{objective}", nll, len(points))
             if step < own.acquired:
                 engine.stage(name, next(numbers), stages)
-                drawn = engine.once(partial(self._acquire, engine, points, oracle))
+                drawn = engine.cached(partial(self._acquire, engine, points, oracle))
                 losses.append(float(drawn["loss"]))
                 points = points.and_then(int(drawn["index"]), int(drawn["label"]), float(drawn["proposal"]))
         acquired = np.zeros((len(tests), len(active.OBJECTIVES), len(points), active.NUM_CLASSES), np.float16)

@@ -252,7 +252,7 @@ class ActiveRegression(Task):
         for i, size in enumerate(sizes, 1):
             engine.stage(f"{size} points", i, stages)
             fit = partial(self.fit, engine, problem, indices[:, :size], probabilities[:, :size])
-            ends.append(engine.once(fit)["ends"])
+            ends.append(engine.cached(fit)["ends"])
         engine.stage("whole pool", stages, stages)
         full = self.values_at_ends(engine, engine.fit(problem, self.budget), 1)
         pool_inputs, pool_targets = self.own_data("pool")

@@ -162,7 +162,7 @@ class GradientVariance(Task):
         found = []
         for number, sigma in enumerate(self.scales, 2):
             engine.stage(f"sigma {sigma:.2g}", number, stages)
-            found.append(engine.once(partial(self.measure, engine, method, float(sigma))))
+            found.append(engine.cached(partial(self.measure, engine, method, float(sigma))))
         arrays = {name: np.stack([part[name] for part in found]) for name in found[0]}
         if not (arrays["variances"].mean(1) > 0).all():
             raise UsageError("gradients of all draws are equal: at its start this method's loss has no noise")

@@ -155,7 +155,7 @@ class InvarianceGap(Task):
         engine.stage("translations", 1, 2)
         arrays = self.translations()
         engine.stage("permutations", 2, 2)
-        return arrays | engine.once(partial(self.permutations, engine))
+        return arrays | engine.cached(partial(self.permutations, engine))
 
     def translations(self) -> Arrays:
         """Of every K `[M]`; `linear` is `[M, 3, 8]`: optimum, then QUANTITIES, mean and variance."""

@@ -30,7 +30,7 @@ from bench.contract import Arrays, Budget, Engine, Layout, Metric, Metrics, Row,
 from bench.settings import Count, settings
 from bench.studies import calibration, detection, shift
 from bench.studies.acquisition import bald
-from bench.studies.pictures import Part, Parts, PictureTask, brightness
+from bench.studies.pictures import ImageGroup, ImageGroups, PictureTask, brightness
 
 NAMES: dict[str, dict[str, object]] = {
     "ood_digits": {"dataset": "digits"},
@@ -108,7 +108,7 @@ class OutOfDistribution(PictureTask):
         engine.stage("fit")
         method = engine.fit(self.problem(), Budget(own.epochs, own.batch_size, draws=own.num_train))
         val, sets = self.rows["val"], (self.test, *self.others())
-        parts = Parts([*map(Part, sets), Part(self.pictures.train[val])], *self.moments)
+        parts = ImageGroups([*map(ImageGroup, sets), ImageGroup(self.pictures.train[val])], *self.moments)
         prediction = engine.predict(method, parts, own.test_samples)
         average, form = prediction.average(), (len(sets), len(self.test))
         count = len(sets) * len(self.test)

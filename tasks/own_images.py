@@ -289,7 +289,7 @@ class OwnImages(Task):
         """Classes `[N]` of the held-out images."""
         return {"labels": self.own_data("test")[1].numpy()}
 
-    def leaves(self) -> Mapping[str, str]:
+    def notes(self) -> Mapping[str, str]:
         """The encoder, and how the images were used."""
         given, encoder = self.settings, self.encoder
         counts = {part: np.bincount(self.own_data(part)[1].numpy()) for part in ("train", "test")}

@@ -339,7 +339,7 @@ class OwnTable(Task):
         target = self.encoder.target
         return {
             "mean": mean,
-            "variance": normals.once(variance),
+            "variance": normals.without_repeats(variance),
             "centre_and_scale": np.array([target.mean, target.scale]),
         }
 
@@ -348,7 +348,7 @@ class OwnTable(Task):
         targets = self.own_data("test")[1].numpy()
         return {"targets" if self.kind == "regression" else "labels": targets}
 
-    def leaves(self) -> Mapping[str, str]:
+    def notes(self) -> Mapping[str, str]:
         """The encoder, and how columns and rows were used."""
         given, target, rows = self.settings, self.encoder.target, self.rows
         how = f"--task.split {given.split}"

@@ -127,7 +127,7 @@ class ProductMatrix(Task):
         shape = own.layers, own.width, own.width
         mean, covariance = moments(list(np.full(shape, own.mean)), list(np.full(shape, own.sd**2)))
         arrays = {"covariance": covariance.astype(np.float32)}
-        arrays |= engine.once(partial(self.drawn, engine, mean, covariance))
+        arrays |= engine.cached(partial(self.drawn, engine, mean, covariance))
         engine.stage("densities", 2, 2)
         chains = chi_squared(own.width, max(DEPTHS) - 1, engine.generator("densities"))
         arrays["densities"] = np.stack([density(chains[: depth - 1]) for depth in DEPTHS])

@@ -53,7 +53,7 @@ from bench.data import array_digest
 from bench.settings import Count, settings
 from bench.studies import shift
 from bench.studies.acquisition import bald
-from bench.studies.pictures import Part, Parts, PictureTask, brightness
+from bench.studies.pictures import ImageGroup, ImageGroups, PictureTask, brightness
 
 NAMES: dict[str, dict[str, object]] = {
     "shift_digits": {"dataset": "digits"},
@@ -138,9 +138,12 @@ class Shift(PictureTask):
         engine.stage("fit")
         method = engine.fit(self.problem(), Budget(own.epochs, own.batch_size, draws=own.num_train))
         test, others = self.test, self.others()
-        held_out = [Part(self.pictures.train[rows[part]]) for part in ("val", "calibration")]
-        cells = [Part(test), *(Part(test, kind, s) for s in self.severities for kind in corruptions.KINDS)]
-        parts = Parts([*held_out, *cells, *map(Part, others)], *self.moments)
+        held_out = [ImageGroup(self.pictures.train[rows[part]]) for part in ("val", "calibration")]
+        cells = [
+            ImageGroup(test),
+            *(ImageGroup(test, kind, s) for s in self.severities for kind in corruptions.KINDS),
+        ]
+        parts = ImageGroups([*held_out, *cells, *map(ImageGroup, others)], *self.moments)
         prediction = engine.predict(method, parts, own.test_samples)
         ends = np.cumsum([*parts.sizes[:2], len(cells) * len(test)])
         of_parts = np.split(metrics.store(prediction.average()), ends)

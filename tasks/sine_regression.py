@@ -145,7 +145,7 @@ class SineRegression(Task):
         size = min(self.settings.test_samples, len(found.mean))
         rows = torch.linspace(0, len(found.mean) - 1, size).round().long()
         means, variances = normals.stored(found.mean[rows, :, 0], found.variance[rows, :, 0])
-        return {"means": means, "variances": normals.once(variances)}
+        return {"means": means, "variances": normals.without_repeats(variances)}
 
     def targets(self) -> Arrays:
         """Observations of the test points `[1000]`."""

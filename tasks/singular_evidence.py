@@ -233,7 +233,7 @@ class SingularEvidence(Task):
             parts = [self._weigh(engine, r, m, *data[r]) for r, m in enumerate(methods)]
             return {name: np.stack([p[name] for p in parts]) for name in parts[0]}
 
-        arrays = engine.once(compute)
+        arrays = engine.cached(compute)
         digests = [array_digest({"inputs": x.numpy(), "targets": y.numpy()}) for x, y in data]
         arrays["data_digests"] = np.stack([np.frombuffer(bytes.fromhex(d), np.uint8) for d in digests])
         if "functions" in arrays:
@@ -339,7 +339,7 @@ class SingularEvidence(Task):
         return singular.compare([row(run) for run in runs])
 
 
-def row(run: FinishedRun) -> singular.Run:
+def row(run: FinishedRun) -> singular.EvidenceRun:
     """A run as a row of the published tables."""
     s, kept = run.task.settings, converged(run.arrays)
     named = {f"task.{setting}" for setting in _ROW}
@@ -349,7 +349,7 @@ def row(run: FinishedRun) -> singular.Run:
     true_weight = s.true_weight if run.task.model.has_true_weight else None
     error, of_error = "generalisation_error", "generalisation_standard_error"
     is_known = isinstance(run.metrics.get("log_evidence"), float)
-    return singular.Run(
+    return singular.EvidenceRun(
         method=run.method_name,
         preset=", ".join([run.preset, *changed]),
         seed=run.seed,

@@ -229,7 +229,7 @@ class UCIRegression(Task):
             scales.append((part.centre, part.scale))
         return {
             "mean": np.stack(means),
-            "variance": normals.once(np.stack(variances)),
+            "variance": normals.without_repeats(np.stack(variances)),
             "centre_and_scale": np.array(scales),
         }
 

@@ -337,8 +337,8 @@ def early(val):
 def kept(folder):
     """Arrays that differ between the processes, as `once` gives them at first and again; and on `agree`."""
     own = {"drawn": torch.tensor([own_rank() + 7.0]).numpy()}
-    first = engine(MAP, folder).once(lambda: own)["drawn"].tolist()
-    again = engine(MAP, folder).once(lambda: 1 / 0)["drawn"].tolist()
+    first = engine(MAP, folder).cached(lambda: own)["drawn"].tolist()
+    again = engine(MAP, folder).cached(lambda: 1 / 0)["drawn"].tolist()
     agreed = MAP(problems.mlp(), MAP.settings_class()).agree(own_rank() == 0)
     return {"own": own["drawn"].tolist(), "first": first, "again": again, "agreed": agreed}
 

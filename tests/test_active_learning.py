@@ -156,7 +156,7 @@ class Scorer(toys.Recorder):
         """One after another."""
         return [self.fit(problem, budget) for problem in problems]
 
-    def once(self, compute):
+    def cached(self, compute):
         """Keeps nothing."""
         return compute()
 

@@ -58,7 +58,7 @@ def sequence(engine, stages, stop=None):
             numbers = prediction.average().numpy() + before
             return {"numbers": numbers, "count": np.array(stage), "few": numbers.astype(np.float16)}
 
-        kept.append(engine.once(compute))
+        kept.append(engine.cached(compute))
     return kept
 
 
@@ -110,7 +110,7 @@ def test_stopped_inside_a_stage_finished_fits_are_found_again(tmp_path):
             second = engine.fit(problems.mlp(), BUDGET, start=first)
             return {"numbers": engine.predict(second, torch.ones(3, 4), 4).average().numpy()}
 
-        return engine.once(compute)
+        return engine.cached(compute)
 
     with pytest.raises(MemoryError):
         stage(make(tmp_path), True)

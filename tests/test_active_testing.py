@@ -253,7 +253,7 @@ def test_of_a_small_pool_one_point_at_least_stays():
 class TwoSamples(toys.Recorder):
     """An engine that fits nothing and predicts uniformly."""
 
-    def once(self, compute):
+    def cached(self, compute):
         """Keeps nothing."""
         return compute()
 

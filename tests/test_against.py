@@ -18,7 +18,7 @@ from bench.intervals import Interval
 from bench.leaderboard.evidence.entries import directory_of
 from bench.leaderboard.rank import against
 from bench.leaderboard.rank.against import Result, Rival, read_board, stand
-from bench.leaderboard.rank.ranking import Entry, Run, rank
+from bench.leaderboard.rank.ranking import Entry, Replicate, rank
 from bench.runs import records
 from bench.spec import Metric, Spec
 
@@ -86,7 +86,7 @@ def several(folder, methods, seeds=3, **options):
 def entries(found, paired=True):
     """What the ranking is to be asked, from what methods get right."""
     return [
-        Entry(name, [Run(float(row.mean()), row.astype(float) if paired else None) for row in rows])
+        Entry(name, [Replicate(float(row.mean()), row.astype(float) if paired else None) for row in rows])
         for name, rows in found.items()
     ]
 

@@ -248,7 +248,7 @@ def test_a_newcomer_sees_at_the_root_what_methods_and_tasks_import():
     }
     assert inside - vocabulary <= {
         *("__init__", "__main__", "cli", "py.typed"),  # the package and its command
-        *("problem", "hooks", "peers"),  # parts of the contract, and its strangers
+        *("problem", "peers"),  # parts of the contract, and its strangers
         *("system", "photographs", "engine", "runs", "sweep", "commands"),
         *("methods", "tasks", "leaderboard"),  # links
     }
@@ -366,9 +366,9 @@ def knowing(*names):
     return {name for name, path in SOURCES.items() if touches(imports(path, name), *names)}
 
 
-def test_only_hooks_trainer_watch_and_stacked_know_lightning():
+def test_only_the_contract_trainer_watch_and_stacked_know_lightning():
     assert knowing("pytorch_lightning", "lightning") == {
-        "bench.hooks",
+        "bench.contract",
         "bench.engine.stacked",
         "bench.engine.trainer",
         "bench.engine.watch",
@@ -376,7 +376,7 @@ def test_only_hooks_trainer_watch_and_stacked_know_lightning():
 
 
 def test_methods_do_not_touch_the_trainer():
-    """What they need of it `bench.hooks` gives: the epoch, its last step, a decision for all processes."""
+    """`Method` gives what they need of it: the epoch, its last step, a decision for all processes."""
     found = [
         f"{name}:{node.lineno}"
         for name, path in SOURCES.items()
@@ -427,7 +427,7 @@ def test_tasks_know_no_optimiser_and_the_leaderboard_no_engine():
     }
 
 
-def test_only_catalogue_and_registry_import_what_a_string_says():
+def test_only_the_registry_imports_what_a_string_says():
     """Any other file could hide from the order that way."""
     assert {
         name
@@ -435,7 +435,7 @@ def test_only_catalogue_and_registry_import_what_a_string_says():
         for node in ast.walk(parse(path))
         if isinstance(node, ast.Name | ast.Attribute | ast.alias)
         and ast.unparse(node).split(".")[-1].split(" ")[0] in DYNAMIC
-    } == {"bench.runs.registry", "bench.runs.catalogue"}
+    } == {"bench.runs.registry"}
 
 
 @pytest.mark.parametrize("path", EVERY_PYTHON_FILE, ids=lambda path: str(path.relative_to(MAIN)))

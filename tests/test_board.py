@@ -12,7 +12,7 @@ from boards import Maker, example, identity, task_names
 from bench.errors import UsageError
 from bench.leaderboard.rank import board as boarding
 from bench.leaderboard.rank import pairing
-from bench.leaderboard.rank.ranking import Entry, Run, across, rank
+from bench.leaderboard.rank.ranking import Entry, Replicate, across, rank
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def entries(maker, task, methods, seeds=3):
                 **protocol.targets(),
             }
             losses = protocol.losses(arrays)
-            runs.append(Run(float(losses.mean()), losses))
+            runs.append(Replicate(float(losses.mean()), losses))
         made.append(Entry(f"method{number:03}", runs))
     return made
 
@@ -135,9 +135,9 @@ def test_compare_pages_count_who_is_better_on_each_example(maker, build):
 
 def test_splits_are_not_called_examples():
     values = np.random.default_rng(0).normal(size=(2, 20))
-    splits = [Entry(name, [Run(float(x)) for x in row]) for name, row in zip("ab", values, strict=True)]
+    splits = [Entry(name, [Replicate(float(x)) for x in row]) for name, row in zip("ab", values, strict=True)]
     examples = [
-        Entry(name, [Run(float(row.mean()), row, f"{name}{seed}") for seed in range(3)])
+        Entry(name, [Replicate(float(row.mean()), row, f"{name}{seed}") for seed in range(3)])
         for name, row in zip("ab", values, strict=True)
     ]
     for entries, ratio, unit in ((splits, 1 / 9, "split"), (examples, None, "test example")):
@@ -343,7 +343,9 @@ def test_without_arrays_claims_are_ranked_on_seeds_alone_and_told(maker, build):
     table = board.tables[identity(0)]
     assert table["basis"].startswith("seeds alone: the metrics that records claim")
     assert ranked(board) == ranked(before)
-    values = [Entry(e.name, [Run(run.value) for run in e.runs]) for e in entries(maker, 0, (0, 1, 2), 5)]
+    values = [
+        Entry(e.name, [Replicate(run.value) for run in e.runs]) for e in entries(maker, 0, (0, 1, 2), 5)
+    ]
     assert [tuple(row["ranks"]) for row in table["entries"]] == [p.ranks for p in rank(values, False).places]
     assert {row["tier"] for row in table["entries"]} == {"self-reported"}
     assert len(board.not_again) == 3

@@ -160,17 +160,17 @@ def test_damaged_fits_side_by_side_are_told_and_made_again(tmp_path):
 
 
 def test_damaged_arrays_are_told_and_made_again(tmp_path):
-    def once(made):
+    def cached(made):
         def first_bias():
             return {"bias": made.fit(problems.mlp(), BUDGET).network[1].bias.detach().numpy()}
 
-        return made.once(first_bias)["bias"].tolist()
+        return made.cached(first_bias)["bias"].tolist()
 
-    expected = once(engine(tmp_path)[0])
+    expected = cached(engine(tmp_path)[0])
     path = tmp_path / "001.kept"
     flipped(path)
     made, told = engine(tmp_path)
-    assert once(made) == expected
+    assert cached(made) == expected
     one_line(told, path)
     assert len(made.fits) == 1
 

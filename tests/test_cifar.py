@@ -30,7 +30,7 @@ def package(tmp_path, monkeypatch):
         (folder / cifar.LABELS[part]).write_text(json.dumps(labels.tolist()))
         found |= {f"{part}_inputs": images.transpose(0, 3, 1, 2), f"{part}_labels": labels}
     monkeypatch.setattr(cifar, "SHEET", ROWS)
-    source = cifar.Source("CIFAR10", 10, array_digest(found), sheets=True)
+    source = cifar.CifarSource("CIFAR10", 10, array_digest(found), sheets=True)
     monkeypatch.setitem(cifar.SOURCES, "cifar10", source)
     monkeypatch.setenv("BENCH_DATA", str(tmp_path / "data"))
     return folder, found

@@ -24,7 +24,7 @@ from bench.commands.formats import number
 from bench.engine.engine import TrainerOptions
 from bench.errors import DataError
 from bench.photographs import photographs
-from bench.runs import records, registry
+from bench.runs import records, registry, resolution
 from bench.system import places
 
 RUN = ("run", "mfvi", "split_digits")
@@ -83,6 +83,10 @@ BAD = [
     (2, [*RUN, "--task.epoch", "1"], "unknown flag --task.epoch: did you mean --task.epochs"),
     (2, [*RUN, "--task.dataset", "mnist"], "unknown flag --task.dataset"),
     (2, [*RUN, "--method.learning_rate", "fast"], "--method.learning_rate fast: must be float"),
+    (2, [*RUN, "--method.learning_rate", "nan"], "--method.learning_rate nan: must be a finite number"),
+    (2, ["run", "MFVI", "split_digits"], "unknown method 'MFVI': did you mean mfvi?"),
+    (2, ["run", "split_digits", "mfvi"], "METHOD stands before TASK, and split_digits is a task: mfvi split"),
+    (2, ["tune", "mfvi", "split_digits", "--budget", "x"], "--budget x: must be int"),
     (2, [*RUN, "--method.learning_rate", "-1"], "--method.learning_rate -1.0: should be greater than 0"),
     (2, [*RUN, "--method.learning_rate", "0"], "--method.learning_rate 0.0: should be greater than 0"),
     (2, [*RUN, "--method.learning_rate", "1e999"], "--method.learning_rate inf: should be a finite number"),
@@ -251,7 +255,7 @@ def telling_pairs():
     pairs, own = [], set()
     for i, (task, of_task) in enumerate(tasks.items()):
         for k, (method, of_method) in enumerate(methods.items()):
-            values, _, _ = registry.preset_values(of_method, of_task, "standard")
+            values, _, _ = resolution.preset_values(of_method, of_task, "standard")
             if i % len(methods) == k:
                 pairs.append(pytest.param(method, task))
             elif method not in own and values != {**of_method.presets.get("standard", {}), **of_method.fixed}:
@@ -269,7 +273,7 @@ def test_help_shows_every_setting_with_its_documentation_and_default(call, metho
     for block in re.split(r"\n(?=  --)", out):
         blocks[block.split()[0]] = words(block)
     m, t = registry.method(method), registry.task(task)
-    presets = registry.preset_values(m, t, "standard")
+    presets = resolution.preset_values(m, t, "standard")
     for kind, entry, preset in (("method", m, presets[0]), ("task", t, presets[1])):
         defaults = vars(registry.build(entry.cls.settings_class, preset, kind))
         for name in entry.flags():
@@ -632,3 +636,10 @@ def test_what_nobody_read_is_not_printed_by_the_next_command(call, monkeypatch):
         patch.setattr(sys, "stdout", Closed())
         assert cli.main(["list"]) == 141
     assert call("list", "methods") == expected
+
+
+@pytest.mark.parametrize("command", [*cli.COMMANDS, "run map split_digits", "sweep status", "data prepare"])
+def test_help_shows_no_place_in_memory(call, command):
+    code, out, err = call(*command.split(), "--help")
+    assert (code, err) == (0, "")
+    assert " at 0x" not in out

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from plans import resolved
 
 import bench
 from bench import cli
@@ -203,22 +204,22 @@ def test_whatever_changes_the_scenario_changes_the_identity(name):
     fixed = registry.task(name).fixed
     fields = [f.name for f in dataclasses.fields(registry.task(name).cls.settings_class)]
     free = [field for field in fields if field not in fixed]
-    identities = {registry.choose("map", name).task_identity}
+    identities = {resolved("map", name).task_identity}
     assert identities == {name}
     for field in free:
         values = {"coreset": "k_center"} if field == "coreset_only" else {}
         values[field] = OTHER[field]
-        identities.add(registry.choose("map", name, task_values=values).task_identity)
+        identities.add(resolved("map", name, task_settings=values).task_identity)
     assert len(identities) == 1 + len(free)
     for field, value in fixed.items():
         with pytest.raises(UsageError, match=field):
-            registry.choose("map", name, task_values={field: value})
+            resolved("map", name, task_settings={field: value})
 
 
 def test_the_contrast_is_never_ranked_and_the_ranked_are_single_headed():
     ranked = {
         name
         for name in NAMED
-        if registry.choose("map", name).task.cls(registry.choose("map", name).task_settings).spec.ranked
+        if resolved("map", name).task.cls(resolved("map", name).task_settings).spec.ranked
     }
     assert ranked == {"split_mnist", "split_fashion_mnist", "split_digits"}

@@ -23,6 +23,7 @@ from bench.errors import BenchError, UsageError
 from bench.methods.map import MAP
 from bench.runs import records, registry
 from bench.runs.plan import Plan
+from bench.runs.resolution import resolve
 from bench.settings import build
 from bench.sweep import sweep
 
@@ -123,7 +124,7 @@ def test_sweep_reads_back_without_importing(run):
     """A cell whose directory holds a run of another's method."""
     change(run, method={"name": "payload:Evil"}, task={"name": "payload:EvilTask"})
     cell = build(Plan, {"method": "map", "task": "split_digits", "task_settings": FEW, "out": "out"})
-    place = Path("out") / cell.choice().directory(0)
+    place = Path("out") / resolve(cell).directory(0)
     shutil.copytree(run, place)
     assert sweep.run_cell(cell).status == "completed"
     assert not Path("executed").exists()

@@ -24,7 +24,7 @@ from bench.data import array_digest
 from bench.diagnostics import gradient_norms
 from bench.engine import trainer, watch
 from bench.engine.engine import Engine, TrainerOptions
-from bench.engine.spreading import Part
+from bench.engine.spreading import FitRequest
 from bench.errors import Diverged, OutputError, UsageError
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
@@ -626,7 +626,7 @@ def test_what_follows_training_sees_all_examples_in_every_process(monkeypatch):
     """A covariance from a process's own share would differ between the processes."""
     monkeypatch.setattr("bench.engine.fitting.ranks", lambda: (1, 2))
     monkeypatch.setattr("bench.engine.fitting.from_first", lambda work: work())
-    job = make(MAP)._fits._job(Part(0, "fit", problems.mlp(), None), BUDGET)
+    job = make(MAP)._fits._begin(FitRequest(0, "fit", problems.mlp(), None), BUDGET)
     assert sum(len(batch.inputs) for batch in job.loader) == 10
     rows = torch.cat([batch.inputs for batch in job.everything])
     everything = problems.mlp().train.tensors[0]

@@ -7,13 +7,14 @@ import pytest
 import torch
 from conformance import laws, problems
 from conformance.laws import Case
+from plans import resolved
 from torch.testing import assert_close
 
 import bench
 from bench.contract import Budget
 from bench.divergence import log_prob
 from bench.engine.ensemble import Ensemble, MemberPriors
-from bench.engine.spreading import Part
+from bench.engine.spreading import FitRequest
 from bench.errors import UsageError
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
@@ -57,7 +58,9 @@ def test_members_differ_in_start_order_and_noise():
     seeds = {m.generator.initial_seed() for m in case().fit().members}
     assert len(seeds) == 3
     engine = case().engine()
-    orders = [engine._fits._job(Part(i, "fit", problems.mlp(), None), BUDGET).loader.seed for i in range(3)]
+    orders = [
+        engine._fits._begin(FitRequest(i, "fit", problems.mlp(), None), BUDGET).loader.seed for i in range(3)
+    ]
     assert len(set(orders)) == 3
 
 
@@ -125,7 +128,7 @@ def test_names_stand_for_members():
     ],
 )
 def test_one_posterior_has_one_identity(name, members, identity):
-    choice = registry.choose(name, "split_digits", task_values={"order": "joint"}, members=members)
+    choice = resolved(name, "split_digits", task_settings={"order": "joint"}, members=members)
     assert choice.method_identity == identity
     assert choice.method.members == (members or registry.method(name).members)
 

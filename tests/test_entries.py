@@ -17,7 +17,7 @@ from bench.data import array_digest
 from bench.errors import Diverged, OutputError, UsageError
 from bench.leaderboard.check import scoring
 from bench.leaderboard.evidence import entries, store
-from bench.runs import records, registry
+from bench.runs import records, registry, resolution
 from bench.runs.runner import finished, task_of
 
 FEW = {"epochs": 1, "test_samples": 4}
@@ -416,7 +416,7 @@ def label(record):
     """Where settings come from: what differs from the record's preset, or is marked there, is `by_hand`."""
     made = record.method
     method = registry.with_members(registry.method(made.name), made.members)
-    values, _, of_preset = registry.preset_values(method, registry.task(record.task.name), record.preset)
+    values, _, of_preset = resolution.preset_values(method, registry.task(record.task.name), record.preset)
     own, preset = (
         registry.build(method.cls.settings_class, given, "method") for given in (made.settings, values)
     )

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from plans import resolved
 from scipy import stats
 from stored import at_hand
 
@@ -14,8 +15,9 @@ from bench.diagnostics import RHAT_LIMIT, mixed
 from bench.intervals import Moments, welch
 from bench.leaderboard.evidence.entries import RECORDS, committed, curves_of, directory_of, scores_of
 from bench.metrics import restore
-from bench.runs import registry
+from bench.runs import registry, resolution
 from bench.runs.records import read_record
+from bench.runs.resolution import resolve
 from bench.studies import references
 from bench.sweep import sweep
 
@@ -222,7 +224,7 @@ def test_no_strength_of_ewc_keeps_what_came_before():
 @pytest.mark.parametrize("page", ["continual", "active_ablations"])
 def test_the_grid_of_the_page_is_what_is_committed(page):
     grid = Path(__file__).parent.parent / "docs" / "tasks" / f"{page}.yaml"
-    cells = [(cell.choice(), cell.seed) for cell in sweep.read(grid)]
+    cells = [(resolve(cell), cell.seed) for cell in sweep.read(grid)]
     asked = {(choice.task_identity, choice.method_identity, seed) for choice, seed in cells}
     names = {choice.task.name for choice, _ in cells}
     kept, made = (
@@ -575,13 +577,13 @@ def test_references_come_from_chains_that_agree():
 
 def test_equal_budgets_on_split_digits():
     results = [
-        json.loads(path.read_text()) for path in sorted((registry.TUNED / "split_digits").glob("*.json"))
+        json.loads(path.read_text()) for path in sorted((resolution.TUNED / "split_digits").glob("*.json"))
     ]
     assert {"mfvi", "radial", "mc_dropout"} <= {result["method"] for result in results}
     assert len({len(result["configurations"]) for result in results}) == 1
     for result in results:
         assert result["provenance"]["dirty"] is False
-        assert registry.choose(result["method"], "split_digits").tuning == "tuned"
+        assert resolved(result["method"], "split_digits").tuning == "tuned"
 
 
 def test_no_committed_run_at_all_is_no_pass():

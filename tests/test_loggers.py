@@ -52,17 +52,17 @@ def both(folder):
     with loggers.logging(("csv", "tensorboard", "csv"), folder, None, {}, None) as observers:
         assert len(observers) == 2
 
-        def tell(events):
+        def notify(events):
             for event in events:
                 for observer in observers:
                     observer(*event)
 
-        yield tell
+        yield notify
 
 
 def test_numbers_are_there_while_the_run_goes_on(tmp_path):
-    with both(tmp_path) as tell:
-        tell(events_of(stop=2))
+    with both(tmp_path) as notify:
+        notify(events_of(stop=2))
         rows, board = numbers_in(tmp_path)
         assert rows == [
             {"stage": "one name (1 of 2)", "fit": "1", "step": "1", "name": "loss", "value": "2.0"}
@@ -71,8 +71,8 @@ def test_numbers_are_there_while_the_run_goes_on(tmp_path):
 
 
 def test_every_number_has_its_place(tmp_path):
-    with both(tmp_path) as tell:
-        tell(events_of())
+    with both(tmp_path) as notify:
+        notify(events_of())
     rows, board = numbers_in(tmp_path)
     assert len(rows) == 11
     assert {tag: [step for step, _ in of] for tag, of in board.items()} == {
@@ -86,16 +86,16 @@ def test_every_number_has_its_place(tmp_path):
 @pytest.mark.parametrize("stop", [3, 5, 8, 10, 12])
 def test_a_run_that_goes_on_appends_without_repeating(tmp_path, stop):
     """The second start tells of finished fits that they are there, and goes on an epoch before the stop."""
-    with both(tmp_path / "whole") as tell:
-        tell(events_of())
-    with both(tmp_path / "stopped") as tell:
-        tell(events_of(stop=stop))
+    with both(tmp_path / "whole") as notify:
+        notify(events_of())
+    with both(tmp_path / "stopped") as notify:
+        notify(events_of(stop=stop))
     with (tmp_path / "stopped" / "log.csv").open("a") as file:
         file.write("one name (2 o")  # killed within a line
     goes_on = max(stop - 2, 0)
     again = [e for i, e in enumerate(events_of()) if i >= goes_on or e[0] != "epoch"]
-    with both(tmp_path / "stopped") as tell:
-        tell(again)
+    with both(tmp_path / "stopped") as notify:
+        notify(again)
     assert numbers_in(tmp_path / "stopped") == numbers_in(tmp_path / "whole")
 
 

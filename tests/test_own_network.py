@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from given import PENGUINS
+from plans import resolved
 from torch import nn
 
 import bench
@@ -205,6 +206,6 @@ def test_a_factory_is_no_method_and_no_task(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match=r"'only_net:net' is no Method of bench\.contract"):
         registry.method("only_net:net")
     with pytest.raises(UsageError, match=r"--task.network net: must be package.module:name"):
-        registry.choose("map", "own_table", task_values={"network": "net"})
+        resolved("map", "own_table", task_settings={"network": "net"})
     with pytest.raises(UsageError, match=r"--task.freeze true: is of a network of your own"):
         OwnTable(Settings(file=str(PENGUINS), target="species", freeze=True)).data_digest()

@@ -71,7 +71,7 @@ def test_inputs_are_those_of_scikit_learn_fitted_on_the_training_rows(target, tm
     expected = of_sklearn(task, task.rows["train"], rows)
     cheating = of_sklearn(task, np.arange(len(task.target_column.values)), rows)
     path = tmp_path / "encoder.json"
-    path.write_text(task.leaves()["encoder.json"])
+    path.write_text(task.notes()["encoder.json"])
     values = {c.name: [c.values[row] for row in rows] for c in task.inputs}
     for encoder in (task.encoder, own.read_encoder(tmp_path, encoding.Encoder)):
         found = encoder.encode(values)
@@ -161,7 +161,7 @@ def test_a_column_may_say_what_is_held_out(tmp_path):
 
 
 def test_rows_without_a_target_are_left_out_and_told():
-    said = make().leaves()["notes.txt"]
+    said = make().notes()["notes.txt"]
     assert "274 rows trained on, 68 held out (--task.split 0), 2 left out" in said
     assert "target body_mass_g: regression, mean 4220, sd 805.5" in said
     assert "guessed from 94 different numbers" in said

@@ -558,7 +558,7 @@ def test_killed_in_the_middle_it_goes_on_with_the_same_digest(source, whole, tmp
     journal.write_bytes(journal.read_bytes() + b'{"pixels": "torn')
     done = journal.read_bytes().count(b"\n") - 1
     told = []
-    made = preparing.prepare("retinopathy", source, tmp_path, SIDE, tell=lambda *now: told.append(now))
+    made = preparing.prepare("retinopathy", source, tmp_path, SIDE, progress=lambda *now: told.append(now))
     assert 5 <= done < 28
     assert told == [(number, 28) for number in range(done, 29)]
     assert made.digest == whole.digest
@@ -572,7 +572,9 @@ def test_of_two_at_once_one_waits_and_the_command_refuses(source, whole, tmp_pat
         capsys, "data", "prepare", "retinopathy", "--source", source, "--size", SIDE, "--data-dir", tmp_path
     )
     assert (code, told) == (2, f"bench: {folder} is being written by another process\n")
-    made = preparing.prepare("retinopathy", source, tmp_path, SIDE, tell=lambda done, of: pytest.fail("made"))
+    made = preparing.prepare(
+        "retinopathy", source, tmp_path, SIDE, progress=lambda done, of: pytest.fail("made")
+    )
     assert made.digest == whole.digest == process.communicate()[0].strip()
 
 
@@ -593,7 +595,7 @@ def test_pixels_lost_behind_the_journal_begin_anew(source, whole, tmp_path, monk
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        preparing.prepare("retinopathy", source, tmp_path, SIDE, tell=stopped)
+        preparing.prepare("retinopathy", source, tmp_path, SIDE, progress=stopped)
     folder = tmp_path / f"retinopathy-{SIDE}-resize"
     assert (folder / photographs.UNFINISHED).read_bytes().count(b"\n") == 6
     (folder / photographs.PIXELS).write_bytes(b"")

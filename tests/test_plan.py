@@ -3,17 +3,18 @@
 import inspect
 import shlex
 from dataclasses import MISSING, asdict, fields
-from pathlib import Path
 from typing import get_type_hints
 
 import pytest
 
 import bench
 from bench import cli
+from bench.commands.running import _run_parser
 from bench.engine.trainer import TrainerOptions
 from bench.errors import UsageError
 from bench.runs import runner
-from bench.runs.plan import Options, Plan
+from bench.runs.plan import Plan, options
+from bench.runs.resolution import resolve
 from bench.settings import build
 
 FULL = {
@@ -37,7 +38,7 @@ def test_names_alone_are_the_preset_standard_under_seed_0():
     chosen = "bench run mfvi split_digits --trainer.devices 2 --seed 0 --threads 3"
     assert plan().command(threads=3, processes=2) == chosen
     assert str(plan()) == "mfvi split_digits seed 0"
-    assert plan().choice().directory(0).parts == ("split_digits", "mfvi", "standard-seed0")
+    assert resolve(plan()).directory(0).parts == ("split_digits", "mfvi", "standard-seed0")
 
 
 @pytest.mark.parametrize("values", [{}, FULL])
@@ -53,24 +54,24 @@ def test_command_line_makes_the_same_plan(monkeypatch, values):
     _, *arguments = shlex.split(plan(**values).command())
     assert cli.main(arguments) == UsageError.exit_code
     (read,) = seen
-    assert read.choice() == plan(**values).choice()
+    assert resolve(read) == resolve(plan(**values))
     trainer = asdict(TrainerOptions(**values.get("trainer", {})))  # the command line gives all of them
     assert asdict(read) == asdict(plan(**values)) | {"trainer": trainer}
 
 
-def test_editors_and_help_know_every_option():
-    """`Options` is written beside `Plan`: the same names, types and defaults, in the same order."""
-    kinds = get_type_hints(Plan)
-    assert get_type_hints(Options) == {
-        name: Path | str if name == "out" else kind
-        for name, kind in kinds.items()
-        if name in Options.__annotations__
-    }
+def test_every_option_is_written_once():
+    """The keywords of `bench.run` and the flags of `bench run` are the plan's fields, in order and type."""
     shown = inspect.signature(bench.run).parameters
     assert [*shown] == ["method", "task", "observers", *(field.name for field in fields(Plan)[2:])]
-    assert {name: shown[name].default for name in Options.__annotations__} == {
-        field.name: {} if field.default is MISSING else field.default for field in fields(Plan)[2:]
-    }
+    kinds = get_type_hints(Plan)
+    for field in fields(Plan)[2:]:
+        assert shown[field.name].annotation == kinds[field.name]
+        assert shown[field.name].default == ({} if field.default is MISSING else field.default)
+        assert options()[field.name].help
+    given = {"method_settings", "task_settings", "trainer"}  # by flags of their own fields
+    flags = set(_run_parser(None, None, "standard").flags())
+    assert {f"--{name.replace('_', '-')}" for name in options().keys() - given - {"loggers"}} < flags
+    assert "--logger" in flags
 
 
 def test_plans_are_data():

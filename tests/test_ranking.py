@@ -16,7 +16,7 @@ from scipy import special, stats
 from bench import intervals
 from bench.errors import UsageError
 from bench.leaderboard.rank import contrasts
-from bench.leaderboard.rank.ranking import Entry, Run, across, order, rank
+from bench.leaderboard.rank.ranking import Entry, Replicate, across, order, rank
 
 BENCHMARKS = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -34,12 +34,12 @@ def worlds():
 
 def entry(name, values, **options):
     """An entry without losses, a value per seed."""
-    return Entry(name, [Run(value) for value in values], **options)
+    return Entry(name, [Replicate(value) for value in values], **options)
 
 
 def with_losses(name, losses, **options):
     """An entry with losses `[S, N]`."""
-    return Entry(name, [Run(float(row.mean()), row) for row in np.asarray(losses, float)], **options)
+    return Entry(name, [Replicate(float(row.mean()), row) for row in np.asarray(losses, float)], **options)
 
 
 def around(mean, spread):
@@ -182,7 +182,7 @@ def test_order_and_direction():
         again = rank(changed, False)
         assert again.places == standing.places
         np.testing.assert_array_equal(again.low, standing.low)
-    turned = [Entry(e.name, [Run(-run.value, -run.losses) for run in e.runs]) for e in entries]
+    turned = [Entry(e.name, [Replicate(-run.value, -run.losses) for run in e.runs]) for e in entries]
     assert [(p.name, p.ranks, p.group) for p in rank(turned, True).places] == [
         (p.name, p.ranks, p.group) for p in standing.places
     ]
@@ -260,7 +260,7 @@ def test_duplicated_seeds_change_nothing():
     """Known by their digest. Copies that are taken for seeds of their own, the control, halve an interval."""
     entries = made(seeds=3)
     named = [
-        Entry(e.name, [Run(run.value, run.losses, f"{e.name}{i}") for i, run in enumerate(e.runs)])
+        Entry(e.name, [Replicate(run.value, run.losses, f"{e.name}{i}") for i, run in enumerate(e.runs)])
         for e in entries
     ]
     copied = [Entry(e.name, [*e.runs, *e.runs, e.runs[0]]) for e in named]
@@ -272,7 +272,12 @@ def test_duplicated_seeds_change_nothing():
 
 
 def test_two_seeds_and_their_copies_are_two_seeds():
-    runs = [Run(1.0, None, "x"), Run(2.0, None, "y"), Run(2.0, None, "y"), Run(1.0, None, "x")]
+    runs = [
+        Replicate(1.0, None, "x"),
+        Replicate(2.0, None, "y"),
+        Replicate(2.0, None, "y"),
+        Replicate(1.0, None, "x"),
+    ]
     (_, place) = rank([entry("a", [1, 2, 3]), Entry("b", runs)], True).places
     assert (place.name, place.ranks, place.why) == ("b", None, "runs that differ: 2; needed: 3")
     assert place.cell.centre == 1.5
@@ -335,8 +340,8 @@ def test_nobody_and_one():
     [
         ([entry("a", [1, 2, 3])] * 2, {}, "an entry is given twice"),
         ([entry("a", [1, 2, np.inf])], {}, "a: a value is not finite; where a run gave none it is None"),
-        ([Entry("a", [Run(1.0, np.zeros(4))] * 3)], {}, "a: the losses of a run have another mean than its"),
-        ([Entry("a", [Run(0.0, np.zeros(4)), Run(0.0)])], {}, "a: its runs have losses of different"),
+        ([Entry("a", [Replicate(1.0, np.zeros(4))] * 3)], {}, "a: the losses of a run have another mean"),
+        ([Entry("a", [Replicate(0.0, np.zeros(4)), Replicate(0.0)])], {}, "a: its runs have losses of diff"),
         ([*made(k=1), entry("b", [1, 2, 3])], {}, "losses of different examples, or some have none"),
         ([*made(k=1), with_losses("b", np.eye(3))], {}, "losses of different examples, or some have none"),
         ([entry("a", [1] * 5), entry("b", [1] * 4)], {"test_to_train": 0.1}, "different numbers of splits"),
@@ -427,7 +432,7 @@ def test_only_complete_rows_are_compared():
 def entry_missing(name):
     """An entry with a seed that diverged."""
     losses = np.zeros(40)
-    return Entry(name, [Run(0.0, losses), Run(0.0, losses), Run(None)])
+    return Entry(name, [Replicate(0.0, losses), Replicate(0.0, losses), Replicate(None)])
 
 
 def test_tasks_whose_anchors_give_no_scale_are_left_out():

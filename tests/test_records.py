@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from plans import resolved
 
 import bench
 from bench.contract import Metric, Row, Spec, Undefined
@@ -181,7 +182,7 @@ def test_record_tells_settings_and_provenance(done):
     record = done.record
     assert record.task.settings["epochs"] == 1
     assert record.task.settings["dataset"] == "digits"
-    assert record.method.settings == asdict(registry.choose("mfvi", "split_digits").method_settings)
+    assert record.method.settings == asdict(resolved("mfvi", "split_digits").method_settings)
     assert record.provenance.version == bench.__version__
     assert record.provenance.source_hash == records.source_hash()
     assert record.provenance.arrays_digest == array_digest(records.read_arrays(done.directory))

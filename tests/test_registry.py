@@ -10,14 +10,16 @@ from typing import get_args
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from plans import resolved
 
 import bench.methods
 import bench.tasks
 from bench.contract import CAPABILITIES, Method, Task
 from bench.errors import UsageError
-from bench.runs import registry
+from bench.runs import registry, resolution
 from bench.runs.plan import Plan
-from bench.runs.registry import Entry, identity
+from bench.runs.registry import Entry
+from bench.runs.resolution import identity, resolve
 
 KINDS = {
     "methods": (registry.methods, bench.methods, Method),
@@ -196,21 +198,21 @@ def test_names_of_methods_and_tasks_do_not_collide():
 def test_a_run_has_the_name_that_fixes_most_of_its_settings(typed, settings, members, identity):
     """However it was typed, with the settings that were typed; this task has presets of both laplaces."""
     values = {"method_settings": settings, "members": members}
-    chosen = Plan(method=typed, task="fidelity_digits", **values).choice()
+    chosen = resolve(Plan(method=typed, task="fidelity_digits", **values))
     assert chosen.method_identity == identity
     assert asdict(chosen.method_settings).items() >= settings.items()
-    assert chosen.tuning == registry.choose(chosen.method.name, "fidelity_digits").tuning
+    assert chosen.tuning == resolved(chosen.method.name, "fidelity_digits").tuning
 
 
 # ---- presets
 
 
-@pytest.mark.parametrize("preset", registry.PRESETS)
+@pytest.mark.parametrize("preset", resolution.PRESETS)
 def test_preset_is_valid_and_names_its_source(preset):
     """Of every method on every task that it can run."""
     for method, task in PAIRS:
-        choice = registry.choose(method, task, preset)
-        assert choice.tuning in get_args(registry.Tuning), (method, task)
+        choice = resolved(method, task, preset)
+        assert choice.tuning in get_args(resolution.Tuning), (method, task)
         assert choice.preset == preset
         assert isinstance(choice.method_settings, choice.method.cls.settings_class), (method, task)
 
@@ -223,12 +225,12 @@ def test_preset_files_speak_of_known_methods_and_tasks():
         for methods in table.values():
             assert methods.keys() <= registry.methods().keys()
             for name, values in methods.items():
-                assert values.pop("provenance") in get_args(registry.Tuning)
+                assert values.pop("provenance") in get_args(resolution.Tuning)
                 assert values.keys() <= set(registry.method(name).flags())
 
 
 def test_presets_of_the_split_task():
-    chosen = {preset: registry.choose("mfvi", "split_mnist", preset) for preset in registry.PRESETS}
+    chosen = {preset: resolved("mfvi", "split_mnist", preset) for preset in resolution.PRESETS}
     smoke, standard, paper = chosen.values()
     assert (standard.task_identity, standard.method_identity) == ("split_mnist", "mfvi")
     assert smoke.task_identity == "split_mnist+epochs=1,test_samples=4"
@@ -240,24 +242,24 @@ def test_presets_of_the_split_task():
 
 def test_what_somebody_set_says_so():
     """In a preset, or on the command line; the defaults of a method and a published table do not."""
-    assert registry.choose("map", "split_mnist").tuning == "untuned"
-    assert registry.choose("map", "split_mnist", method_values={"learning_rate": 1e-4}).tuning == "by_hand"
-    assert registry.choose("mc_dropout", "retinopathy_synthetic").tuning == "by_hand"
-    assert registry.choose("mfvi", "iris_depth").tuning == "published"
-    assert registry.choose("mfvi", "iris_depth", method_values={"train_samples": 2}).tuning == "by_hand"
-    assert registry.choose("map", "split_mnist", task_values={"epochs": 1}).tuning == "untuned"
+    assert resolved("map", "split_mnist").tuning == "untuned"
+    assert resolved("map", "split_mnist", method_settings={"learning_rate": 1e-4}).tuning == "by_hand"
+    assert resolved("mc_dropout", "retinopathy_synthetic").tuning == "by_hand"
+    assert resolved("mfvi", "iris_depth").tuning == "published"
+    assert resolved("mfvi", "iris_depth", method_settings={"train_samples": 2}).tuning == "by_hand"
+    assert resolved("map", "split_mnist", task_settings={"epochs": 1}).tuning == "untuned"
 
 
 def test_preset_file_is_read_preset_by_preset(monkeypatch):
     """Paper is standard plus its own; smoke trains the standard method."""
     table = {"standard": {"x": {"provenance": "tuned", "a": 1, "b": 1}}, "paper": {"x": {"b": 2}}}
-    pairs = {p: table.get(p, {}).get("x", {}) for p in registry.PRESETS}
-    monkeypatch.setattr(registry, "_pair_presets", lambda *_: pairs)
+    pairs = {p: table.get(p, {}).get("x", {}) for p in resolution.PRESETS}
+    monkeypatch.setattr(resolution, "_pair_presets", lambda *_: pairs)
     method = Entry("x", object, {}, "x", {})
     task = Entry("t", object, {"c": 3}, "t", {"smoke": {"d": 4}})
-    assert registry.preset_values(method, task, "standard") == ({"a": 1, "b": 1}, {"c": 3}, "tuned")
-    assert registry.preset_values(method, task, "smoke") == ({"a": 1, "b": 1}, {"c": 3, "d": 4}, "tuned")
-    assert registry.preset_values(method, task, "paper") == ({"a": 1, "b": 2}, {"c": 3}, "tuned")
+    assert resolution.preset_values(method, task, "standard") == ({"a": 1, "b": 1}, {"c": 3}, "tuned")
+    assert resolution.preset_values(method, task, "smoke") == ({"a": 1, "b": 1}, {"c": 3, "d": 4}, "tuned")
+    assert resolution.preset_values(method, task, "paper") == ({"a": 1, "b": 2}, {"c": 3}, "tuned")
 
 
 # ---- names that spell out settings
@@ -275,8 +277,8 @@ def test_names_of_a_pattern_are_no_entries_of_their_own():
 def test_identity_of_a_name_of_a_pattern_is_the_name():
     """Every row has a folder of its own; further settings and members follow the name."""
     name = "nf_gamma_10_1_100_True"
-    assert registry.choose(name, "singular_evidence").method_identity == name
-    other = registry.choose(name, "singular_evidence", method_values={"train_samples": 7}, members=2)
+    assert resolved(name, "singular_evidence").method_identity == name
+    other = resolved(name, "singular_evidence", method_settings={"train_samples": 7}, members=2)
     assert other.method_identity == f"{name}+members=2,train_samples=7"
     assert other.method.members == 2
 
@@ -296,17 +298,16 @@ def test_presets_of_a_method_are_those_of_its_spelled_names(monkeypatch, tmp_pat
         train_samples = 9
         """
     )
-    monkeypatch.setattr(registry, "files", lambda package: tmp_path)
+    monkeypatch.setattr(resolution, "files", lambda package: tmp_path)
     for name, shape in (("nf_gamma", 7), ("nf_gamma_10_1_100_True", 10)):
         standard, paper = (
-            registry.choose(name, "singular_evidence", preset, members=members)
-            for preset in ("standard", "paper")
+            resolved(name, "singular_evidence", preset, members=members) for preset in ("standard", "paper")
         )
         assert standard.method_settings.learning_rate == paper.method_settings.learning_rate == 0.02
         assert standard.method_settings.shape == paper.method_settings.shape == shape
         assert (standard.method_settings.train_samples, paper.method_settings.train_samples) == (5, 9)
         assert (standard.tuning, paper.tuning) == ("tuned", "published")
-    elsewhere = registry.choose("nf_gaussian_0_1", "singular_evidence")
+    elsewhere = resolved("nf_gaussian_0_1", "singular_evidence")
     assert elsewhere.method_settings.learning_rate == 1e-3
 
 
@@ -385,7 +386,7 @@ def test_standard_settings_are_the_bare_name():
 def test_identity_names_what_differs():
     settings = MFVI.cls.settings_class(learning_rate=0.01, prior_mean_follows=True)
     assert identity(MFVI, settings, STANDARD) == "mfvi+learning_rate=0.01,prior_mean_follows=true"
-    task = registry.choose("map", "split_digits", "standard", {}, {"batch_size": None, "order": "joint"})
+    task = resolved("map", "split_digits", "standard", {}, {"batch_size": None, "order": "joint"})
     assert task.task_identity == "split_digits+order=joint,batch_size=null"
 
 
@@ -415,7 +416,7 @@ def test_long_identity_ends_in_a_hash():
 
 def test_own_classes_have_identities_without_colon():
     registry.import_own("toys:OnlyFirstStep", "toys:OwnTask")
-    choice = registry.choose("toys:OnlyFirstStep", "toys:OwnTask")
+    choice = resolved("toys:OnlyFirstStep", "toys:OwnTask")
     assert (choice.method_identity, choice.task_identity) == ("toys.OnlyFirstStep", "toys.OwnTask")
     assert registry.method(choice.method.name).cls is choice.method.cls
     assert registry.task(choice.task.name).cls is choice.task.cls
@@ -427,8 +428,8 @@ def test_own_classes_have_identities_without_colon():
 def test_lacking_capability_is_refused_with_those_that_have_it():
     registry.import_own("toys:CannotGoOn")
     with pytest.raises(UsageError, match=r"lacks the capability sequential; methods that have it: .*map"):
-        registry.choose("toys:CannotGoOn", "split_digits")
-    registry.choose("toys:CannotGoOn", "split_digits", task_values={"order": "joint"})
+        resolved("toys:CannotGoOn", "split_digits")
+    resolved("toys:CannotGoOn", "split_digits", task_settings={"order": "joint"})
 
 
 @pytest.mark.parametrize(

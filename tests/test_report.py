@@ -17,7 +17,7 @@ from bench import cli
 from bench.commands import formats
 from bench.intervals import Interval
 from bench.leaderboard.evidence.entries import directory_of
-from bench.runs.catalogue import misleads
+from bench.runs.registry import misleads
 from bench.tasks.split_mnist import SplitMNIST
 
 EXAMPLE = json.loads((directory_of("split_mnist", "mfvi") / "record.json").read_text())

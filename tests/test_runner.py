@@ -18,14 +18,16 @@ import pytest
 import torch
 import toys
 from conformance.laws import Case
+from plans import resolved
 
 import bench
 from bench import cli, metrics, randomness
 from bench.data import array_digest
 from bench.errors import BenchError, Diverged, OutputError, UsageError
 from bench.leaderboard.evidence import entries
-from bench.runs import claim, job, records, registry, runner
+from bench.runs import claim, records, registry, runner, setup
 from bench.runs.plan import Plan
+from bench.runs.resolution import resolve
 from bench.runs.runner import load_scores
 from bench.sweep import sweep
 from bench.tasks import split_mnist
@@ -149,7 +151,7 @@ def test_method_that_cannot_go_on_is_refused_in_sequence(tmp_path):
 def test_same_seed_same_arrays(tmp_path, method, order):
     few = {"order": order, "hidden": 2}
     options = {"method": method, "task_settings": few, "method_settings": FEW_STEPS.get(method, {})}
-    choice = registry.choose(method, "split_digits", "smoke", task_values=few)
+    choice = resolved(method, "split_digits", "smoke", task_settings=few)
     problem = choice.task.cls(choice.task_settings).problem()
     refusal = Case(choice.method.cls, asdict(choice.method_settings), problem).refusal()
     if refusal is not None:  # what a method cannot infer it refuses by name, and the run leaves nothing
@@ -253,9 +255,8 @@ def test_another_run_in_the_way_is_one_line(tmp_path, monkeypatch, done, what):
     elif what == "data":
         monkeypatch.setattr(split_mnist.SplitMNIST, "data_digest", lambda self: "0" * 64)
     elif what == "method":
-        choose = registry.choose
         settings = registry.method("mfvi").cls.settings_class(learning_rate=0.5)
-        monkeypatch.setattr(registry, "choose", lambda *a: replace(choose(*a), method_settings=settings))
+        monkeypatch.setattr(setup, "resolve", lambda plan: replace(resolve(plan), method_settings=settings))
     before = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
     try:
         with pytest.raises(
@@ -407,9 +408,8 @@ def test_unfinished_run_under_other_circumstances_is_one_line(tmp_path, monkeypa
     elif what == "trainer":
         options = {"trainer": {"stacked": False}}
     else:
-        choose = registry.choose
         settings = registry.method("mfvi").cls.settings_class(learning_rate=0.5)
-        monkeypatch.setattr(registry, "choose", lambda *a: replace(choose(*a), method_settings=settings))
+        monkeypatch.setattr(setup, "resolve", lambda plan: replace(resolve(plan), method_settings=settings))
     with pytest.raises(UsageError, match=f"holds an unfinished run with another {what}; --force") as caught:
         run(tmp_path, **options)
     assert "\n" not in str(caught.value)
@@ -720,7 +720,7 @@ def test_two_processes_train_one_run(tmp_path, done):
         next((path.parent / "checkpoints").glob(f"00{number}-*")).unlink()
     trainer = {"accelerator": "cpu", "devices": 2, "strategy": "ddp"}
     plan = Plan(method="mfvi", task="split_digits", preset="smoke", trainer=trainer)
-    (path.parent / "unfinished.json").write_text(json.dumps(job.make(plan).fingerprint | {"threads": 1}))
+    (path.parent / "unfinished.json").write_text(json.dumps(setup.set_up(plan).fingerprint | {"threads": 1}))
     again = toys.call(command, tmp_path)
     assert again.returncode == 0, again.stderr
     assert digest_of(path.parent) == record.provenance.arrays_digest

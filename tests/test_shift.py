@@ -11,7 +11,7 @@ from bench import corruptions, data, metrics, resnet
 from bench.contract import Undefined
 from bench.leaderboard.check import scoring
 from bench.networks import small_cnn
-from bench.runs import records, registry
+from bench.runs import records, registry, resolution
 from bench.spec import misfit
 from bench.studies import pictures, shift
 from bench.tasks.shift import SEVERITIES, Settings, Shift
@@ -100,7 +100,7 @@ def test_temperature_is_one_number_and_leaves_accuracy(done):
     entry = registry.task("shift_digits")
     standard = registry.build(entry.cls.settings_class, dict(entry.fixed), "task")
     other = replace(standard, calibration="temperature")
-    assert registry.identity(entry, other, standard) == "shift_digits+calibration=temperature"
+    assert resolution.identity(entry, other, standard) == "shift_digits+calibration=temperature"
 
 
 def test_validation_images_that_are_all_right_leave_the_columns_of_the_temperature_empty(done):
@@ -166,8 +166,12 @@ def test_corruptions_are_read_as_they_are_made(done):
     """Any rows, in any order: part after part, each image by its own number."""
     task = done[0]
     images = task.pictures.test[:5]
-    parts = pictures.Parts(
-        [pictures.Part(images), pictures.Part(images, "fog", 3), pictures.Part(images[:2], "snow", 5)],
+    parts = pictures.ImageGroups(
+        [
+            pictures.ImageGroup(images),
+            pictures.ImageGroup(images, "fog", 3),
+            pictures.ImageGroup(images[:2], "snow", 5),
+        ],
         *task.moments,
     )
     fog, snow = corruptions.numbered(images, "fog", 3), corruptions.numbered(images[:2], "snow", 5)

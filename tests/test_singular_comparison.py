@@ -12,7 +12,7 @@ from bench import figures, intervals
 from bench.cli import main, output
 from bench.errors import UsageError
 from bench.studies import singular
-from bench.studies.singular import Run, Triplet, charts, claims, table
+from bench.studies.singular import EvidenceRun, Triplet, charts, claims, table
 from bench.studies.singular.charts import GRID
 from bench.studies.singular.models import MODELS
 
@@ -28,7 +28,9 @@ def run(method, psis, triplet=AT_FIVE, preset="paper", seed=1, num_train=5000, *
         digests[r, :8] = np.frombuffer(np.int64(hash((seed, triplet[:3], num_train, r))).tobytes(), np.uint8)
     given = {"epochs": 2000, "leading_term": None, "generalisation": (None, None), "functions": None}
     given |= {"digests": digests, "log_evidences": np.full(len(psis), np.nan)}
-    return Run(method, preset, seed, triplet, num_train, psis=np.array(psis, float), **(given | other))
+    return EvidenceRun(
+        method, preset, seed, triplet, num_train, psis=np.array(psis, float), **(given | other)
+    )
 
 
 # ---- the published tables

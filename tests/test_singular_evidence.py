@@ -13,6 +13,7 @@ import pytest
 import scipy.stats
 import torch
 from conformance import laws
+from plans import resolved
 from torch.testing import assert_close
 
 import bench
@@ -21,7 +22,7 @@ from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import Diverged, UsageError
 from bench.methods.linear import Linear
 from bench.methods.nf_gaussian import NFGaussian
-from bench.runs import records, registry
+from bench.runs import records
 from bench.runs.records import split_metrics
 from bench.runs.runner import load_scores
 from bench.studies.singular import evidence, tanh_network
@@ -552,7 +553,7 @@ def given_weights(own, slopes):
     return SimpleNamespace(
         generator=engine().generator,
         stage=lambda name: None,
-        once=lambda compute: compute(),
+        cached=lambda compute: compute(),
         fit_many=lambda problems, budget: len(problems) * [method],
     )
 
@@ -720,13 +721,13 @@ def test_tanh_network_under_vmap_over_copies_of_stacked_weights():
 )
 def test_bad_settings_are_one_line(name, value):
     with pytest.raises(UsageError, match=rf"--task\.{name}") as info:
-        registry.choose("mfvi", "singular_evidence", task_values={name: value})
+        resolved("mfvi", "singular_evidence", task_settings={name: value})
     assert "\n" not in str(info.value)
 
 
 def test_method_without_density_is_one_line():
     with pytest.raises(UsageError, match=r"lacks the capability density.*nf_gamma") as info:
-        registry.choose("mc_dropout", "singular_evidence")
+        resolved("mc_dropout", "singular_evidence")
     assert "\n" not in str(info.value)
 
 

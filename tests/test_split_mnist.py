@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import toys
+from plans import resolved
 from published import need
 
 import bench
@@ -363,7 +364,7 @@ def test_coresets_that_make_no_sense_are_refused_in_one_line(values, message, tm
 
 def test_figures_and_identity_name_the_variant():
     values = {"coreset": "k_center", "coreset_prior": "initial", "coreset_only": True}
-    choice = registry.choose("mfvi", "split_digits", task_values=values)
+    choice = resolved("mfvi", "split_digits", task_settings=values)
     expected = "split_digits+coreset=k_center,coreset_prior=initial,coreset_only=true"
     assert choice.task_identity == expected
     arrays = arrays_of(*(forgets(t) for t in range(5)))

@@ -7,7 +7,7 @@ import toys
 
 import bench
 from bench import likelihoods, metrics
-from bench.runs import registry
+from bench.runs import registry, resolution
 from bench.runs.runner import load_scores
 from bench.tasks.split_mnist_contrast import SPLIT, SplitMNISTContrast
 
@@ -140,7 +140,7 @@ def test_every_head_has_its_own_copy_on_its_own_coreset():
 def test_same_posterior_as_the_single_headed_task_and_another_question(tmp_path):
     """Trained alike, fit for fit; the single head's predictions, conditioned on the pair, are these."""
     values = {"epochs": 2, "test_samples": 4}
-    with registry.untuned():  # tuned settings are those of one task
+    with resolution.untuned():  # tuned settings are those of one task
         single = bench.run("mfvi", "split_digits", task_settings=values, out=tmp_path)
         known = bench.run("mfvi", "split_digits_task_known_at_test", task_settings=values, out=tmp_path)
     _, one = load_scores(single.directory)

@@ -212,7 +212,7 @@ def test_progress_counts_every_file(root, place, capsys):
     call(capsys, root, "push", place)
     shutil.rmtree(root / "store")
     told = []
-    assert moving.pull(root, [place], tell=lambda *step: told.append(step)) == (3, [])
+    assert moving.pull(root, [place], progress=lambda *step: told.append(step)) == (3, [])
     assert told[-3:] == [(1, 3), (2, 3), (3, 3)]
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 import test_submission
+from plans import resolved
 
 import bench
 from bench import cli
 from bench.data import array_digest
 from bench.errors import Diverged, OutputError, UsageError
 from bench.leaderboard.evidence import entries, store, submission, submitting
-from bench.runs import records, registry
+from bench.runs import records
 from bench.runs.folders import gather
 
 WORDS = {
@@ -37,7 +38,7 @@ def change(run, **parts):
 
 def as_standard(run, task="split_digits"):
     """Makes the record of a short run one of the preset standard, from committed source."""
-    standard = registry.choose("map", task)
+    standard = resolved("map", task)
     change(
         run,
         task={"identity": task, "settings": vars(standard.task_settings)},

@@ -16,8 +16,9 @@ from bench import cli
 from bench.commands.formats import number
 from bench.engine.engine import TrainerOptions
 from bench.errors import DataError, OutputError, UsageError
-from bench.runs import records, registry, runner
+from bench.runs import records, resolution, runner
 from bench.runs.plan import Plan
+from bench.runs.resolution import resolve
 from bench.settings import build
 from bench.sweep import sweep
 from bench.sweep.sweep import cells, run_cell
@@ -123,7 +124,7 @@ def test_examples_of_the_documentation_are_grids():
     found += cells(yaml.safe_load(shown))
     assert len(found) == 12 + 2 * 3 * 2 * 2
     for each in found[:12]:
-        each.choice()
+        resolve(each)
 
 
 MALFORMED = [
@@ -277,7 +278,7 @@ def test_run_of_a_preset_that_has_changed_since_is_no_run_of_this_cell(tmp_path,
     """A bare name stands for what `standard` is at the time."""
     run_cell(cell(out=tmp_path))
     monkeypatch.setattr(
-        registry,
+        resolution,
         "preset_values",
         lambda m, t, preset: ({"size": 7}, {}, "tuned"),
     )

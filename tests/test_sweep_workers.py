@@ -23,7 +23,7 @@ from bench import cli
 from bench.commands import searching
 from bench.commands.sweep_view import watched
 from bench.errors import BenchError, OutputError, UsageError
-from bench.runs import registry
+from bench.runs import resolution
 from bench.runs.plan import Plan
 from bench.runs.records import read_record
 from bench.settings import build
@@ -274,9 +274,9 @@ def test_accelerators_are_dealt_out_in_turn(monkeypatch):
 
 def test_search_on_workers_finds_what_it_finds_in_one_process(tmp_path, monkeypatch):
     """Settings that were tuned already are not read there either."""
-    monkeypatch.setattr(registry, "TUNED", tmp_path / "tuned")
+    monkeypatch.setattr(resolution, "TUNED", tmp_path / "tuned")
     plan = cell(tmp_path / "alone")
-    alone = tune.tune(plan, 4, registry.TUNED)
+    alone = tune.tune(plan, 4, resolution.TUNED)
     scripted = Scripted(cell2=[DIED, DIED])
     found = tune.tune(cell(tmp_path), 4, tmp_path / "else", run=lambda cells: run_all(cells, scripted))
     assert [c.settings for c in found.configurations] == [c.settings for c in alone.configurations]
@@ -298,7 +298,7 @@ def test_status_tells_every_state(tmp_path, capsys, monkeypatch):
     notes = [cells.Note.of(plan) for plan in plans]
     for number in (1, 2):
         notes[number].observe("stage", {"name": "fit", "number": 2, "of": 4})
-    notes[3].tell("refused", "why")
+    notes[3].write_state("refused", "why")
     directory_of(plans[2]).mkdir(parents=True)
     (directory_of(plans[2]) / "unfinished.json").write_text("{}")
     run_cell(cell(tmp_path, seed=4))

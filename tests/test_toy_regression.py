@@ -13,7 +13,7 @@ from bench.contract import FinishedRun, Undefined
 from bench.data import array_digest
 from bench.energy import likelihood_term
 from bench.predictions import Gaussian
-from bench.runs import registry
+from bench.runs import registry, resolution
 from bench.studies import references
 from bench.studies.small import NOISE, points, sine
 from bench.tasks.toy_regression import GRID, Settings, ToyRegression
@@ -318,7 +318,7 @@ def test_reference_is_drawn_beside_the_run(tmp_path):
 
 
 def test_preset_of_mean_field_is_the_published_one():
-    method, task, provenance = registry.preset_values(
+    method, task, provenance = resolution.preset_values(
         registry.method("mfvi"), registry.task("toy_regression"), "paper"
     )
     assert (method["optimizer"], method["learning_rate"], method["initial_rho"]) == ("amsgrad", 1e-3, -3)

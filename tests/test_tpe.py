@@ -8,7 +8,7 @@ import pytest
 import tunables
 
 from bench.errors import UsageError
-from bench.runs import registry
+from bench.runs import resolution
 from bench.runs.plan import Plan
 from bench.settings import build
 from bench.sweep import tpe, tune
@@ -74,7 +74,7 @@ def test_values_lie_in_their_ranges_and_keep_their_kind():
 @pytest.fixture
 def search(tmp_path, monkeypatch):
     """A search of the tunable toy."""
-    monkeypatch.setattr(registry, "TUNED", tmp_path / "tuned")
+    monkeypatch.setattr(resolution, "TUNED", tmp_path / "tuned")
     monkeypatch.setattr(tpe, "STARTUP", 3)
     tunables.BEGUN.clear()
 
@@ -82,7 +82,7 @@ def search(tmp_path, monkeypatch):
         plan = build(
             Plan, {"method": METHOD, "task": TASK, "out": tmp_path / "runs", "threads": 1, **options}
         )
-        return tune.tune(plan, budget, registry.TUNED, sampler=tune.Sampler(name=name, round=2))
+        return tune.tune(plan, budget, resolution.TUNED, sampler=tune.Sampler(name=name, round=2))
 
     return search
 

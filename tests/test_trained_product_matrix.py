@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from plans import resolved
 
 from bench import data, networks
 from bench.errors import UsageError
@@ -76,12 +77,12 @@ def test_validation_is_the_last_tenth():
 
 def test_study_needs_moments_and_draws():
     with pytest.raises(UsageError, match=r"map cannot run .* lacks the capability moments, weight_samples"):
-        registry.choose("map", "trained_product_matrix_digits")
+        resolved("map", "trained_product_matrix_digits")
 
 
 def test_published_settings_of_the_table():
     """Table A.2."""
-    choice = registry.choose("mfvi", "trained_product_matrix", "paper")
+    choice = resolved("mfvi", "trained_product_matrix", "paper")
     own, of_task = choice.method_settings, choice.task_settings
     assert (own.optimizer, own.learning_rate, own.train_samples, own.initial_rho) == (
         "amsgrad",

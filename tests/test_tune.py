@@ -14,13 +14,14 @@ import numpy as np
 import pytest
 import torch
 import tunables
+from plans import resolved
 from tunables import BEGUN
 
 import bench
 from bench import cli
 from bench.commands import formats
 from bench.errors import DataError, UsageError
-from bench.runs import records, registry
+from bench.runs import records, registry, resolution
 from bench.runs.plan import Plan
 from bench.settings import build
 from bench.sweep import tune
@@ -35,7 +36,7 @@ CLOSEST = {"learning_rate": (1e-4, 1.0, "log"), "size": (1, 9, "linear")}
 def folders(tmp_path, monkeypatch):
     """An empty folder, and one for results, which is also where presets look for them."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(registry, "TUNED", tmp_path / "tuned")
+    monkeypatch.setattr(resolution, "TUNED", tmp_path / "tuned")
     monkeypatch.setattr(records, "source_hash", lambda: "one")  # whoever edits a file meanwhile
     BEGUN.clear()
 
@@ -48,7 +49,7 @@ def unwatched(title):
 def search(budget=4, method=METHOD, task=TASK, watch=unwatched, **options):
     """A search."""
     plan = build(Plan, {"method": method, "task": task, **options})
-    return tune.tune(plan, budget, registry.TUNED, watch)
+    return tune.tune(plan, budget, resolution.TUNED, watch)
 
 
 @pytest.fixture
@@ -259,7 +260,7 @@ def test_search_without_any_value_is_one_line_and_leaves_no_result(call):
     assert err.splitlines()[-1].startswith(
         "bench: none of 2 configurations of tunables:Obedient gave closeness"
     )
-    assert not registry.TUNED.exists()
+    assert not resolution.TUNED.exists()
 
 
 def test_trouble_that_concerns_every_configuration_ends_the_search(monkeypatch):
@@ -289,8 +290,8 @@ def test_the_same_search_trains_nothing_and_finds_the_same():
     """Also where its own result is the preset `standard` by now."""
     first = search(5)
     assert first.chosen_number != 0
-    assert (registry.TUNED / "tunables.Distance" / "tunables.Obedient.json").exists()
-    assert registry.choose(METHOD, TASK).method_settings.learning_rate == first.chosen["learning_rate"]
+    assert (resolution.TUNED / "tunables.Distance" / "tunables.Obedient.json").exists()
+    assert resolved(METHOD, TASK).method_settings.learning_rate == first.chosen["learning_rate"]
     again = search(5)
     assert len(BEGUN) == 5
     assert_same_but_for_time(first, again)
@@ -306,8 +307,8 @@ def test_stopped_search_goes_on(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         search(5, watch=stop)
     assert len(BEGUN) == 2
-    assert not registry.TUNED.exists()
-    assert registry._tuned.get()  # presets are tuned again outside of the search
+    assert not resolution.TUNED.exists()
+    assert resolution._tuned.get()  # presets are tuned again outside of the search
     search(5)
     assert len(BEGUN) == 5
 
@@ -315,10 +316,10 @@ def test_stopped_search_goes_on(monkeypatch):
 @pytest.mark.parametrize(("budget", "options"), [(3, {}), (4, {"seed": 1}), (9, {"seed": 1})])
 def test_result_is_not_lost_to_one_that_does_not_extend_it(budget, options):
     search(4)
-    before = (registry.TUNED / "tunables.Distance" / "tunables.Obedient.json").read_bytes()
+    before = (resolution.TUNED / "tunables.Distance" / "tunables.Obedient.json").read_bytes()
     with pytest.raises(UsageError, match="holds a search of 4 configurations with seed 0, and this one does"):
         search(budget, **options)
-    assert (registry.TUNED / "tunables.Distance" / "tunables.Obedient.json").read_bytes() == before
+    assert (resolution.TUNED / "tunables.Distance" / "tunables.Obedient.json").read_bytes() == before
     assert len(BEGUN) == 4
     assert search(budget, **options, force=True).budget == budget
 
@@ -347,7 +348,7 @@ def test_source_that_changes_meanwhile_ends_the_search(monkeypatch):
     monkeypatch.setattr(records, "source_hash", lambda: str(next(hashes)))
     with pytest.raises(UsageError, match="the source changed during the search"):
         search(2)
-    assert not registry.TUNED.exists()
+    assert not resolution.TUNED.exists()
 
 
 def test_unequal_budgets_on_a_task_are_told_in_one_line(call):
@@ -404,7 +405,7 @@ def test_configurations_have_one_number_everywhere():
 
 def test_result_holds_all_that_was_tried_and_where():
     result = search(4, seed=3)
-    content = json.loads((registry.TUNED / "tunables.Distance" / "tunables.Obedient.json").read_text())
+    content = json.loads((resolution.TUNED / "tunables.Distance" / "tunables.Obedient.json").read_text())
     assert content == result.model_dump(mode="json")
     assert [content[k] for k in ("method", "task", "budget", "seed", "preset")] == [
         METHOD,
@@ -430,7 +431,7 @@ def test_smoke_search_writes_no_result(call):
     code, out, err = call("tune", METHOD, TASK, "--budget", 2, "--preset", "smoke")
     assert (code, out) == (0, "")
     assert "no result is written" in err
-    assert not registry.TUNED.exists()
+    assert not resolution.TUNED.exists()
 
 
 @pytest.mark.parametrize(
@@ -465,51 +466,51 @@ def test_bad_input_is_one_line_before_any_run(call, tmp_path, arguments, message
 @pytest.fixture
 def tuned():
     """Tuned settings of mfvi on split_digits."""
-    path = registry.tuned_path("mfvi", "split_digits", registry.TUNED)
+    path = resolution.tuned_path("mfvi", "split_digits", resolution.TUNED)
     chosen = {**vars(registry.method("mfvi").cls.settings_class()), "learning_rate": 0.02, "train_samples": 2}
     files.write(path, json.dumps({"chosen": chosen}).encode())
     return path
 
 
 def test_standard_is_what_tuning_chose_and_identity_is_relative_to_it(tuned):
-    choice = registry.choose("mfvi", "split_digits")
+    choice = resolved("mfvi", "split_digits")
     assert (choice.method_identity, choice.tuning) == ("mfvi", "tuned")
     assert (choice.method_settings.learning_rate, choice.method_settings.train_samples) == (0.02, 2)
-    back = registry.choose("mfvi", "split_digits", method_values={"learning_rate": 0.001})
+    back = resolved("mfvi", "split_digits", method_settings={"learning_rate": 0.001})
     assert (back.method_identity, back.tuning) == ("mfvi+learning_rate=0.001", "by_hand")
-    smoke = registry.choose("mfvi", "split_digits", "smoke")
+    smoke = resolved("mfvi", "split_digits", "smoke")
     assert (smoke.method_identity, smoke.tuning) == ("mfvi", "tuned")
 
 
 def test_only_that_method_on_the_task_of_that_name_is_tuned(tuned):
-    assert registry.choose("mfvi", "split_mnist").tuning == "by_hand"
+    assert resolved("mfvi", "split_mnist").tuning == "by_hand"
     for method in ("radial", "map"):
-        assert registry.choose(method, "split_digits").tuning == "untuned"
-    ensemble = registry.choose("mfvi_ensemble", "split_digits")
+        assert resolved(method, "split_digits").tuning == "untuned"
+    ensemble = resolved("mfvi_ensemble", "split_digits")
     assert (ensemble.tuning, ensemble.method_identity) == ("tuned", "mfvi_ensemble")
     assert ensemble.method_settings.learning_rate == 0.02
-    five = registry.choose("mfvi", "split_digits", members=5)
+    five = resolved("mfvi", "split_digits", members=5)
     assert (five.tuning, five.method_settings.learning_rate) == ("tuned", 0.02)
 
 
 def test_paper_knows_no_tuned_settings(tuned):
-    paper = registry.choose("mfvi", "split_digits", "paper")
+    paper = resolved("mfvi", "split_digits", "paper")
     assert paper.tuning == "published"
     tuned.unlink()
-    assert registry.choose("mfvi", "split_digits", "paper").method_settings == paper.method_settings
+    assert resolved("mfvi", "split_digits", "paper").method_settings == paper.method_settings
 
 
 def test_cheap_settings_of_smoke_beat_tuned_ones(tuned, monkeypatch):
     entry = replace(registry.method("mfvi"), presets={"smoke": {"train_samples": 1}})
-    values, _, _ = registry.preset_values(entry, registry.task("split_digits"), "smoke")
+    values, _, _ = resolution.preset_values(entry, registry.task("split_digits"), "smoke")
     assert (values["train_samples"], values["learning_rate"]) == (1, 0.02)
 
 
 def test_untuned_presets_inside_a_search(tuned):
-    with registry.untuned():
-        choice = registry.choose("mfvi", "split_digits")
+    with resolution.untuned():
+        choice = resolved("mfvi", "split_digits")
         assert (choice.tuning, choice.method_settings.learning_rate) == ("by_hand", 0.0003)
-    assert registry.choose("mfvi", "split_digits").tuning == "tuned"
+    assert resolved("mfvi", "split_digits").tuning == "tuned"
 
 
 def test_record_of_a_tuned_run_says_so(tuned, call, tmp_path):
@@ -526,7 +527,7 @@ def test_record_of_a_tuned_run_says_so(tuned, call, tmp_path):
 def test_damaged_result_is_one_line(tuned, content):
     tuned.write_text(content)
     with pytest.raises(UsageError, match=r"mfvi\.json is no result of bench tune: remove it or tune again"):
-        registry.choose("mfvi", "split_digits")
+        resolved("mfvi", "split_digits")
     with pytest.raises(UsageError, match=r"mfvi\.json is no result of bench tune"):
         tune.read(tuned)
 
@@ -566,7 +567,7 @@ def test_table_of_the_documentation(monkeypatch):
     )
     assert "closeness, higher" in lines[-2]
     other = same.model_copy(update={"method": "other", "task": TASK, "budget": 9})
-    files.write(registry.tuned_path("other", TASK, registry.TUNED), other.model_dump_json().encode())
+    files.write(resolution.tuned_path("other", TASK, resolution.TUNED), other.model_dump_json().encode())
     lines = parts.tuning().splitlines()
     assert ["(not comparable)" in line for line in lines[2:]] == [False, True, True]
 
@@ -578,7 +579,7 @@ ADDED_SINCE = {"mc_dropout": {"masks"}}
 def test_committed_results_are_valid_and_can_be_run():
     for path in sorted((Path(bench.__path__[0]) / "runs" / "presets" / "tuned").rglob("*.json")):
         result = tune.read(path)
-        assert path == registry.tuned_path(result.method, result.task, path.parent.parent)
+        assert path == resolution.tuned_path(result.method, result.task, path.parent.parent)
         entry = registry.method(result.method)
         registry.build(entry.cls.settings_class, {**entry.fixed, **result.chosen}, "method")
         assert result.chosen.keys() | ADDED_SINCE.get(result.method, set()) == set(entry.flags())

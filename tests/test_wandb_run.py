@@ -12,12 +12,13 @@ from contextlib import contextmanager, suppress
 import pytest
 import toys
 import wandb
+from plans import resolved
 from wandb.proto.wandb_internal_pb2 import Record
 
 from bench import cli
 from bench.engine import watch
 from bench.errors import Diverged
-from bench.runs import registry, runner, wandb_run
+from bench.runs import runner, wandb_run
 from bench.runs.events import Reader
 
 SMOKE = ["run", "mfvi", "split_digits", "--preset", "smoke", "--threads", "1"]
@@ -290,7 +291,7 @@ def events():
 @contextmanager
 def started(folder, told, warn=None):
     """A start of a run in a folder, to which events are told; the block may end it."""
-    choice = registry.choose("map", "split_digits", "smoke", {}, {})
+    choice = resolved("map", "split_digits", "smoke", {}, {})
     asked = {"method": {"members": 1}, "task": {}, "seed": 3}
     folder.mkdir(exist_ok=True)
     with wandb_run.logging("wandb-offline", folder, choice, asked, warn or pytest.fail) as observe:

@@ -82,6 +82,37 @@ def _folder(run: Found) -> str:
 
 def compare(arguments: list[str]) -> None:
     """Prints how runs stand beside others of their task, or their means over seeds."""
+    chosen = _compare_parser().parse_args(arguments)
+
+    from bench.runs.folders import gather
+    from bench.runs.means import lines
+
+    runs, again = gather([Path(name) for name in chosen.RUN])
+    say_twice(again)
+    found, said = lines(runs)
+    _say(said)
+    if not found:
+        raise UsageError(f"no finished run at or below {', '.join(chosen.RUN)}")
+    known = sorted({name for line in found for record in line.records for name in record.metrics})
+    if chosen.metric not in (None, "all", *known):
+        raise UsageError(f"--metric {chosen.metric}: {nearest(chosen.metric, known)}")
+    others = _others(chosen.against, [run.directory for run in runs])
+    everything: list[Row] = []
+    for protocol, group in groupby(found, lambda line: line.protocol):
+        of_protocol = list(group)
+        for metric in _metrics(of_protocol, chosen.metric):
+            rows, sentences = _compared(of_protocol, metric, others)
+            everything += rows
+            if chosen.format == "table":
+                first = of_protocol[0].records[0]
+                output.print(plain(f"{protocol}: {in_words(first, metric)}"), soft_wrap=True)
+                _print_rows(rows, sentences)
+    if chosen.format != "table":
+        in_full = chosen.format in ("csv", "json")
+        write(everything if in_full else _named(everything), chosen.format, aside=_ASIDE)
+
+
+def _compare_parser() -> Parser:
     parser = Parser(
         "bench compare",
         description="Means over seeds with 95 percent intervals, by task, preset and method. In the main "
@@ -103,53 +134,41 @@ def compare(arguments: list[str]) -> None:
     )
     add_imports(parser)
     add_format(parser)
-    chosen = parser.parse_args(arguments)
+    return parser
 
+
+def _others(against: str | None, own: list[Path]) -> Shelf:
+    """What one's own runs are compared with: the committed entries, or what `--against` names."""
     from bench.leaderboard.rank.against import shelf
-    from bench.runs.folders import gather
-    from bench.runs.means import lines
 
-    runs, again = gather([Path(name) for name in chosen.RUN])
-    say_twice(again)
-    found, said = lines(runs)
-    _say(said)
-    if not found:
-        raise UsageError(f"no finished run at or below {', '.join(chosen.RUN)}")
-    known = sorted({name for line in found for record in line.records for name in record.metrics})
-    if chosen.metric not in (None, "all", *known):
-        raise UsageError(f"--metric {chosen.metric}: {nearest(chosen.metric, known)}")
-    others = shelf(Path(chosen.against) if chosen.against else None, [run.directory for run in runs])
-    if chosen.against is None and not others.runs:
+    others = shelf(Path(against) if against else None, own)
+    if against is None and not others.runs:
         _say(
             [
                 "this installation holds no committed entries: the given runs are compared among themselves; "
                 "--against takes a folder of submissions or the JSON of a board"
             ]
         )
-    everything: list[Row] = []
-    for protocol, group in groupby(found, lambda line: line.protocol):
-        of_protocol = list(group)
-        for metric in _metrics(of_protocol, chosen.metric):
-            first = of_protocol[0].records[0]
-            rows: list[Row] = [_mean(line, metric) for line in of_protocol]
-            sentences: list[str] = []
-            hidden: tuple[str, ...] = _IN_HEADING
-            if metric == first.task.main_metric and (task := _ranking(first)) is not None:
-                rows, sentences = _standing(of_protocol, others, task)
-                hidden = (*_IN_HEADING, "note")  # a sentence has it
-            everything += rows
-            if chosen.format != "table":
-                continue
-            output.print(plain(f"{protocol}: {in_words(first, metric)}"), soft_wrap=True)
-            complete = not any(row["diverged"] or row["failed"] for row in rows)
-            counts = ("diverged", "failed") if complete else ()
-            output.print(drawn(_named(rows), output.width, without=(*_ASIDE, *hidden, *counts)))
-            for sentence in sentences:
-                output.print(plain(sentence), soft_wrap=True)
-            output.print()
-    if chosen.format != "table":
-        in_full = chosen.format in ("csv", "json")
-        write(everything if in_full else _named(everything), chosen.format, aside=_ASIDE)
+    return others
+
+
+def _compared(of_protocol: list[Line], metric: str, others: Shelf) -> tuple[list[Row], list[str]]:
+    """The table of a protocol in one metric, and sentences on it: of the main one where others stand too."""
+    first = of_protocol[0].records[0]
+    if metric == first.task.main_metric and (task := _ranking(first)) is not None:
+        return _standing(of_protocol, others, task)
+    return [_mean(line, metric) for line in of_protocol], []
+
+
+def _print_rows(rows: list[Row], sentences: list[str]) -> None:
+    """Prints a table and what is to be said of it; a note that a sentence holds is no column."""
+    complete = not any(row["diverged"] or row["failed"] for row in rows)
+    hidden = ("note",) if sentences else ()
+    counts = ("diverged", "failed") if complete else ()
+    output.print(drawn(_named(rows), output.width, without=(*_ASIDE, *_IN_HEADING, *hidden, *counts)))
+    for sentence in sentences:
+        output.print(plain(sentence), soft_wrap=True)
+    output.print()
 
 
 def _named(rows: Sequence[Row]) -> list[Row]:

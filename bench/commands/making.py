@@ -26,11 +26,11 @@ def make_data(arguments: list[str]) -> None:
 
     with progress.shown(errors, f"{chosen.images} images of {chosen.size} px") as shown:
 
-        def tell(done: int, images: int) -> None:
+        def show_progress(done: int, images: int) -> None:
             shown("fit", {"fit": done, "fits": images, "was_there": False})
 
         folder: Path = fundus.find_or_make(
-            chosen.data_dir, chosen.images, chosen.size, chosen.seed, chosen.workers, tell
+            chosen.data_dir, chosen.images, chosen.size, chosen.seed, chosen.workers, show_progress
         )
     value, error = fundus_population.bayes_auc()
     errors.print(f"AUC that no reader of these photographs exceeds on average: {value:.4f} +- {error:.4f}")

@@ -40,7 +40,7 @@ def prepare_data(arguments: list[str]) -> None:
     with shown(errors, f"prepare {chosen.NAME}") as observer:
         before: int | None = None
 
-        def tell(done: int, of: int) -> None:
+        def show_progress(done: int, of: int) -> None:
             nonlocal before
             if before is None:
                 before = done
@@ -55,7 +55,7 @@ def prepare_data(arguments: list[str]) -> None:
             chosen.size,
             chosen.preprocess,
             chosen.workers,
-            tell,
+            show_progress,
             wait=False,
         )
     errors.print(f"{chosen.NAME}: {photographs.described(made)}", soft_wrap=True)

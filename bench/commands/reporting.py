@@ -99,7 +99,7 @@ def _some(names: Sequence[str], kind: str) -> str:
 
 def _section(title: str, lines: Sequence[Line]) -> dict[str, Any]:
     """The runs of one protocol, methods beside each other."""
-    from bench.runs.catalogue import misleads
+    from bench.runs.registry import misleads
     from bench.runs.runner import task_of
 
     records = [record for line in lines for record in line.records]

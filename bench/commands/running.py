@@ -5,26 +5,32 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, cast, get_args
 
-from bench.commands.costing import tell_cost
+from bench.commands.costing import print_cost
 from bench.commands.formats import add_format, write
-from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, output
+from bench.commands.parser import (
+    Parser,
+    add_method_and_task,
+    add_option,
+    add_run_arguments,
+    errors,
+    output,
+)
 from bench.commands.results import ASIDE, metric_rows, print_record
 from bench.errors import UsageError
-from bench.runs import registry
+from bench.runs import registry, resolution
 from bench.runs.index import kept
-from bench.runs.plan import Logger, Options, Plan
+from bench.runs.plan import Logger, Plan, options
 from bench.settings import build, read_yaml
 
 _TABLES = ("method", "task", "trainer")
 _MUST_BE = {
     "METHOD": "a name",
     "TASK": "a name",
-    "preset": f"one of {', '.join(registry.PRESETS)}",
+    "preset": f"one of {', '.join(resolution.PRESETS)}",
     "config": "left out, a file names no further file",
 }
 _LOGGERS = get_args(Logger)
@@ -80,29 +86,12 @@ def _run_parser(method: str | None, task: str | None, preset: str) -> Parser:
         "--config", action="config", help="settings from a file, as --print_config prints them"
     )
     add_method_and_task(parser)
-    parser.add_argument(
-        "--preset",
-        type=Literal["smoke", "standard", "paper"],
-        default=preset,
-        help="smoke: under a minute, to see that all works; standard: the settings that are compared and "
-        "ranked; paper: the settings of the publication that the task comes from",
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of everything random in the run")
-    parser.add_argument(
-        "--members",
-        type=int | None,
-        default=None,
-        help="fit so many independent copies and pool their draws; default is what the method's name says",
-    )
+    add_option(parser, "preset", default=preset)
+    add_option(parser, "seed")
+    add_option(parser, "members")
     add_run_arguments(parser)
-    parser.add_argument(
-        "--logger",
-        action="append",
-        type=str,
-        metavar="NAME",
-        help=f"write epochs and numbers live: {', '.join(_LOGGERS)}; may be repeated",
-    )
-    parser.add_argument("--force", action="store_true", help="replace what stands in the run's directory")
+    parser.add_argument("--logger", action="append", type=str, metavar="NAME", help=options()["loggers"].help)
+    add_option(parser, "force")
     parser.add_argument(
         "--dry-run",
         action="store_true",
@@ -114,11 +103,11 @@ def _run_parser(method: str | None, task: str | None, preset: str) -> Parser:
 
         registry.import_own(method, task)
         m, t = registry.method(method), registry.task(task)
-        preset_m, preset_t, _ = registry.preset_values(m, t, preset)
+        preset_m, preset_t, _ = resolution.preset_values(m, t, preset)
         for entry, flag, values in ((m, "method", preset_m), (t, "task", preset_t)):
-            parser.add_class_arguments(entry.cls.settings_class, flag, skip=set(entry.fixed))
+            parser.add_settings(entry.cls.settings_class, flag, entry.fixed)
             parser.set_defaults({f"{flag}.{k}": v for k, v in values.items() if k not in entry.fixed})
-        parser.add_class_arguments(TrainerOptions, "trainer")
+        parser.add_settings(TrainerOptions, "trainer")
     return parser
 
 
@@ -139,7 +128,7 @@ def _refuse_unknown_flags(words: list[str], flags: Iterable[str]) -> None:
         parser = _known_parser(words)
         for flag in flags:
             if flag.startswith("--") and flag not in parser.flags():
-                parser.error(f"unrecognized arguments: {flag}")
+                raise UsageError(parser.unknown(flag))
 
 
 def run(arguments: list[str]) -> None:
@@ -159,38 +148,19 @@ def run(arguments: list[str]) -> None:
     method, task = words[:2]
     registry.refuse_unknown(method, task)
     _refuse_unknown_flags(words, flags)
-    chosen = _run_parser(method, task, preset).parse_args(arguments)
+    parser = _run_parser(method, task, preset)
+    parser.files = config
+    chosen = parser.parse_args(arguments)
 
     from bench.runs import runner
     from bench.runs.progress import shown
 
-    given = {}
-    defaults_m, defaults_t, _ = registry.preset_values(registry.method(method), registry.task(task), preset)
-    for flag, entry, defaults in (
-        ("method", registry.method(method), defaults_m),
-        ("task", registry.task(task), defaults_t),
-    ):
-        plain = {f.name: f.default for f in fields(entry.cls.settings_class)} | defaults
-        values = vars(chosen[flag]) if flag in chosen else {}
-        given[flag] = {k: v for k, v in values.items() if v != plain[k]}
-    options: Options = {
-        "preset": preset,
-        "seed": chosen.seed,
-        "method_settings": given["method"],
-        "task_settings": given["task"],
-        "members": chosen.members,
-        "trainer": vars(chosen.trainer) if "trainer" in chosen else {},
-        "threads": chosen.threads,
-        "out": chosen.out,
-        "data_dir": chosen.data_dir,
-        "loggers": _loggers(chosen.logger or []),
-        "force": chosen.force,
-    }
+    plan = build(Plan, {"method": method, "task": task, **_typed(parser, chosen)})
     if chosen.dry_run:
-        tell_cost(build(Plan, {"method": method, "task": task, **options}), chosen.format)
+        print_cost(plan, chosen.format)
         return
-    with shown(errors, f"{method} {task}, seed {chosen.seed}") as observer:
-        done = runner.run(method, task, observers=(observer,), **options)
+    with shown(errors, f"{method} {task}, seed {plan.seed}") as observer:
+        done = runner.execute(plan, (observer,))
     if done.is_first_process:
         with suppress(OSError):  # nobody reads it any more; the run stands
             print_record(done.directory, errors)
@@ -198,3 +168,20 @@ def run(arguments: list[str]) -> None:
             output.print(str(done.directory), soft_wrap=True)
         else:
             write(metric_rows(done.directory, done.record), chosen.format, aside=ASIDE)
+
+
+def _typed(parser: Parser, chosen: Any) -> dict[str, Any]:
+    """The options of a plan that were typed: of the settings, those that are not the preset's."""
+    usual = parser.get_defaults()
+    settings = {
+        flag: {name: v for name, v in vars(chosen[flag]).items() if v != usual[flag][name]}
+        for flag in ("method", "task")
+        if flag in chosen
+    }
+    return {
+        **{name: chosen[name] for name in options() if name in chosen},
+        "method_settings": settings.get("method", {}),
+        "task_settings": settings.get("task", {}),
+        "trainer": vars(chosen.trainer) if "trainer" in chosen else {},
+        "loggers": _loggers(chosen.logger or []),
+    }

@@ -10,17 +10,27 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from bench.commands.costing import tell_costs
-from bench.commands.formats import Row, add_format, drawn, plain, write
-from bench.commands.parser import Parser, add_method_and_task, add_run_arguments, errors, folder, output
+from bench.commands.costing import print_costs
+from bench.commands.formats import Format, Row, add_format, drawn, plain, write
+from bench.commands.parser import (
+    Parser,
+    add_method_and_task,
+    add_option,
+    add_run_arguments,
+    errors,
+    folder,
+    output,
+)
 from bench.errors import BenchError, Diverged, UsageError
-from bench.runs import registry
+from bench.runs import registry, resolution
 from bench.runs.plan import Plan
+from bench.runs.resolution import resolve
 from bench.settings import build
 from bench.sweep.workers import Cluster
 
 if TYPE_CHECKING:
     from bench.sweep.sweep import Outcome
+    from bench.sweep.tune import Tuning
 
 
 _LISTS = ("methods", "tasks", "seeds", "preset", "members")
@@ -32,6 +42,36 @@ def sweep(arguments: list[str]) -> int:
     if arguments[:1] == ["status"]:
         return _status(arguments[1:])
     tables, rest = _tables(arguments)
+    chosen = _sweep_parser().parse_args(rest)
+
+    from bench.sweep.cells import write_plan
+    from bench.sweep.sweep import distinct
+
+    _pin_threads(chosen)
+    cells, twice = distinct(_planned(chosen, tables))
+    if twice is not None:
+        errors.print(twice, soft_wrap=True)
+    if chosen.dry_run:
+        return print_costs(cells, chosen.workers, chosen.threads, chosen.format)
+    with _on_workers(chosen) as run:
+        for cell in cells:  # what can be refused is told before hours are spent on the others
+            try:
+                resolve(cell)
+            except UsageError as error:
+                errors.print(f"{cell}: refused: {error}", soft_wrap=True)
+        write_plan(Path(chosen.out), cells)
+        outcomes = run(cells) if run else _one_after_another(cells)
+    rows = [_result(outcome) for outcome in outcomes]
+    if chosen.format == "table":
+        errors.print(drawn(rows, errors.width, f"{len(cells)} cells", without=("directory",)))
+        for directory in dict.fromkeys(o.directory for o in outcomes if o.record is not None):
+            output.print(str(directory), soft_wrap=True)
+    else:
+        write(rows, chosen.format, aside=("directory",))
+    return _exit_code({outcome.status for outcome in outcomes})
+
+
+def _sweep_parser() -> Parser:
     parser = Parser(
         "bench sweep",
         description="Run every cell of a grid, and go on after one that fails. The grid is a file, or the "
@@ -56,9 +96,9 @@ def sweep(arguments: list[str]) -> int:
         parser.add_argument(f"--{name}", nargs="+", type=str, default=None, help=help)
     _add_workers(parser)
     add_run_arguments(parser)
-    parser.add_argument(
-        "--force",
-        action="store_true",
+    add_option(
+        parser,
+        "force",
         help="run failed cells again, and replace finished runs whose preset has changed since",
     )
     parser.add_argument(
@@ -67,60 +107,39 @@ def sweep(arguments: list[str]) -> int:
         help="tell what the grid will cost, from a few steps of every cell; write nothing",
     )
     add_format(parser)
-    chosen = parser.parse_args(rest)
+    return parser
 
-    from bench.sweep.cells import write_plan
-    from bench.sweep.sweep import cells as cells_of
-    from bench.sweep.sweep import distinct, read
 
-    _pin_threads(chosen)
+def _planned(chosen: Any, tables: dict[str, dict[str, list[Any]]]) -> list[Plan]:
+    """The cells of the grid that a file or the flags describe, with the flags that all of them share."""
+    from bench.sweep.sweep import cells, read
+
     common = {name: chosen[name] for name in ("out", "data_dir", "threads", "force")}
     given = {name: chosen[name] for name in _LISTS if chosen[name] is not None} | tables
     if chosen.grid is not None and given:
         raise UsageError(f"--grid and --{next(iter(given))}: give a file or flags, not both")
     if chosen.grid is not None:
-        planned = read(Path(chosen.grid), **common)
-    elif "methods" in given and "tasks" in given:
-        block = {name: _values(name, values) for name, values in given.items() if name in _LISTS} | tables
-        try:
-            planned = cells_of(block, **common)
-        except UsageError as error:
-            raise UsageError(f"--{str(error).removeprefix('--')}") from None
-    else:
+        return read(Path(chosen.grid), **common)
+    if "methods" not in given or "tasks" not in given:
         raise UsageError("--grid, or --methods and --tasks, is required")
-    cells, twice = distinct(planned)
-    if twice is not None:
-        errors.print(twice, soft_wrap=True)
-    if chosen.dry_run:
-        return tell_costs(cells, chosen.workers, chosen.threads, chosen.format)
-    with _on_workers(chosen) as run:
-        for cell in cells:  # what can be refused is told before hours are spent on the others
-            try:
-                cell.choice()
-            except UsageError as error:
-                errors.print(f"{cell}: refused: {error}", soft_wrap=True)
-        write_plan(Path(chosen.out), cells)
-        outcomes = run(cells) if run else _one_after_another(cells)
-    rows: list[Row] = []
-    for outcome in outcomes:
-        record, refused = outcome.record, "" if outcome.status == "failed" else "refused: "
-        rows.append(
-            {
-                "cell": str(outcome.cell),
-                "preset": outcome.cell.preset,
-                "status": f"{refused}{outcome.refusal}" if record is None else record.reason or record.status,
-                "main metric": record.task.main_metric if record else None,
-                "value": record.metrics.get(record.task.main_metric) if record else None,
-                "directory": str(outcome.directory) if record else "",
-            }
-        )
-    if chosen.format == "table":
-        errors.print(drawn(rows, errors.width, f"{len(cells)} cells", without=("directory",)))
-        for directory in dict.fromkeys(o.directory for o in outcomes if o.record is not None):
-            output.print(str(directory), soft_wrap=True)
-    else:
-        write(rows, chosen.format, aside=("directory",))
-    return _exit_code({outcome.status for outcome in outcomes})
+    block = {name: _values(name, values) for name, values in given.items() if name in _LISTS} | tables
+    try:
+        return cells(block, **common)
+    except UsageError as error:
+        raise UsageError(f"--{str(error).removeprefix('--')}") from None
+
+
+def _result(outcome: Outcome) -> Row:
+    """What became of a cell."""
+    record, refused = outcome.record, "" if outcome.status == "failed" else "refused: "
+    return {
+        "cell": str(outcome.cell),
+        "preset": outcome.cell.preset,
+        "status": f"{refused}{outcome.refusal}" if record is None else record.reason or record.status,
+        "main metric": record.task.main_metric if record else None,
+        "value": record.metrics.get(record.task.main_metric) if record else None,
+        "directory": str(outcome.directory) if record else "",
+    }
 
 
 def _add_workers(parser: Parser) -> None:
@@ -133,7 +152,7 @@ def _add_workers(parser: Parser) -> None:
         "at a time, each on one of its accelerators if there are any; ray or ray://HOST:PORT: a cluster of "
         "Ray; slurm: jobs by submitit. Without it this process runs one cell after another",
     )
-    parser.add_class_arguments(Cluster, "cluster")
+    parser.add_settings(Cluster, "cluster")
     parser.add_argument(
         "--retries",
         type=int,
@@ -180,7 +199,7 @@ def _one_after_another(cells: list[Plan]) -> list[Outcome]:
                 note.forget()
                 outcome = run_cell(cell, (observer, note.observe))
             if outcome.refusal is not None and outcome.directory is not None:
-                Note.of(cell).tell("refused", str(outcome.refusal))
+                Note.of(cell).write_state("refused", str(outcome.refusal))
             outcomes.append(outcome)
             observer("end", {"status": outcome.status})
     return outcomes
@@ -292,6 +311,35 @@ def _status(arguments: list[str]) -> int:
 
 def tune(arguments: list[str]) -> None:
     """Chooses settings by validation data, within a budget."""
+    chosen = _tune_parser().parse_args(arguments)
+    registry.refuse_unknown(chosen.METHOD, chosen.TASK)
+
+    from bench.runs.progress import shown
+    from bench.sweep.tune import Sampler, unequal_budgets
+    from bench.sweep.tune import tune as search
+
+    registry.import_own(chosen.METHOD, chosen.TASK)
+    registry.method(chosen.METHOD), registry.task(chosen.TASK)  # before a warning that speaks of them
+    if chosen.round < 1 or (chosen.round > 1 and chosen.search == "random"):
+        raise UsageError(f"--round {chosen.round}: must be 1 or more, and 1 unless with --search tpe")
+    sampler = Sampler(name=chosen.search, round=chosen.round)
+    _pin_threads(chosen)
+    options = {name: chosen[name] for name in ("seed", "preset", "out", "data_dir", "threads", "force")}
+    plan = build(Plan, {"method": chosen.METHOD, "task": chosen.TASK, **options})
+    unequal = unequal_budgets(chosen.METHOD, chosen.TASK, chosen.budget, Path(chosen.to))
+    if unequal and chosen.preset != "smoke":
+        errors.print(f"bench: warning: {unequal}", soft_wrap=True)
+    with _on_workers(chosen) as run:
+        result = search(plan, chosen.budget, Path(chosen.to), partial(shown, errors), sampler, run)
+    _print_tried(result, chosen.format)
+    if chosen.preset == "smoke":
+        errors.print("a smoke search proves the pipe and measures nothing: no result is written")
+    else:
+        path = resolution.tuned_path(chosen.METHOD, chosen.TASK, Path(chosen.to))
+        (output if chosen.format == "table" else errors).print(str(path), soft_wrap=True)
+
+
+def _tune_parser() -> Parser:
     parser = Parser(
         "bench tune", description="Choose settings for METHOD on TASK by validation data, within a budget."
     )
@@ -302,11 +350,11 @@ def tune(arguments: list[str]) -> None:
         required=True,
         help="configurations to try, the untuned one among them; the same for every method of a task",
     )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the draws and of every run")
-    parser.add_argument(
-        "--preset",
+    add_option(parser, "seed", help="seed of the draws and of every run")
+    add_option(
+        parser,
+        "preset",
         type=Literal["smoke", "standard"],
-        default="standard",
         help="smoke proves the pipe and writes no result",
     )
     parser.add_argument(
@@ -327,35 +375,20 @@ def tune(arguments: list[str]) -> None:
     parser.add_argument(
         "--to",
         type=folder,
-        default=str(registry.TUNED),
+        default=str(resolution.TUNED),
         help="folder of results; bench run reads the default",
     )
-    parser.add_argument(
-        "--force",
-        action="store_true",
+    add_option(
+        parser,
+        "force",
         help="run failed configurations and those of another source again, replace any earlier result",
     )
     add_format(parser)
-    chosen = parser.parse_args(arguments)
-    registry.refuse_unknown(chosen.METHOD, chosen.TASK)
+    return parser
 
-    from bench.runs.progress import shown
-    from bench.sweep.tune import Sampler, unequal_budgets
-    from bench.sweep.tune import tune as search
 
-    registry.import_own(chosen.METHOD, chosen.TASK)
-    registry.method(chosen.METHOD), registry.task(chosen.TASK)  # before a warning that speaks of them
-    if chosen.round < 1 or (chosen.round > 1 and chosen.search == "random"):
-        raise UsageError(f"--round {chosen.round}: must be 1 or more, and 1 unless with --search tpe")
-    sampler = Sampler(name=chosen.search, round=chosen.round)
-    _pin_threads(chosen)
-    options = {name: chosen[name] for name in ("seed", "preset", "out", "data_dir", "threads", "force")}
-    plan = build(Plan, {"method": chosen.METHOD, "task": chosen.TASK, **options})
-    unequal = unequal_budgets(chosen.METHOD, chosen.TASK, chosen.budget, Path(chosen.to))
-    if unequal and chosen.preset != "smoke":
-        errors.print(f"bench: warning: {unequal}", soft_wrap=True)
-    with _on_workers(chosen) as run:
-        result = search(plan, chosen.budget, Path(chosen.to), partial(shown, errors), sampler, run)
+def _print_tried(result: Tuning, form: Format) -> None:
+    """Prints the configurations that a search has tried, with what each gave on validation data."""
     criterion = result.criterion
     direction = "higher" if criterion.higher_is_better else "lower"
     title = f"{result.method} on {result.task}: {criterion.metric} on validation data, {direction} is better"
@@ -370,13 +403,7 @@ def tune(arguments: list[str]) -> None:
         }
         for c in result.configurations
     ]
-    is_table = chosen.format == "table"
-    if is_table:
+    if form == "table":
         errors.print(drawn(rows, errors.width, title))
     else:
-        write(rows, chosen.format)
-    if chosen.preset == "smoke":
-        errors.print("a smoke search proves the pipe and measures nothing: no result is written")
-    else:
-        path = registry.tuned_path(chosen.METHOD, chosen.TASK, Path(chosen.to))
-        (output if is_table else errors).print(str(path), soft_wrap=True)
+        write(rows, form)

@@ -14,7 +14,7 @@ from bench.errors import BenchError, UsageError
 
 if TYPE_CHECKING:
     from bench.leaderboard.evidence.moving import Whereabouts
-    from bench.leaderboard.evidence.store import Tell
+    from bench.leaderboard.evidence.store import ProgressCallback
 
 
 def store(arguments: list[str]) -> int:
@@ -54,24 +54,24 @@ def store(arguments: list[str]) -> int:
     if chosen.action == "commit":
         if not chosen.message.strip():
             raise UsageError("a commit says what was run, and why: bench store commit --message '...'")
-        with _bar("commit") as tell:
-            gone = committing.commit(chosen.message, root, tell)
+        with _bar("commit") as progress:
+            gone = committing.commit(chosen.message, root, progress)
         output.print(f"{gone} files are in the history and out of the tree")
         return 0
     if chosen.action == "check":
-        with _bar("check") as tell:
-            found = list(moving.check(root, urls, tasks, tell))
+        with _bar("check") as progress:
+            found = list(moving.check(root, urls, tasks, progress))
         return _checked(found)
     if chosen.action == "push":
         if not urls:
             raise UsageError(f"no place to push: name one, or write it into {root / 'store.toml'}")
         for place in urls:
-            with _bar("push") as tell:
-                sent = moving.push(place, root, chosen.force, tasks, tell)
+            with _bar("push") as progress:
+                sent = moving.push(place, root, chosen.force, tasks, progress)
             output.print(f"{place}: {sent} files sent", soft_wrap=True)
         return 0
-    with _bar("pull") as tell:
-        fetched, missing = moving.pull(root, urls, tasks, tell)
+    with _bar("pull") as progress:
+        fetched, missing = moving.pull(root, urls, tasks, progress)
     output.print(f"{fetched} files fetched")
     for line in missing:
         errors.print(f"bench: {line}", soft_wrap=True)
@@ -92,7 +92,7 @@ def _which(words: list[str], root: Path) -> tuple[list[str], list[str]]:
 
 
 @contextmanager
-def _bar(action: str) -> Iterator[Tell]:
+def _bar(action: str) -> Iterator[ProgressCallback]:
     """A bar on standard error, where that is a terminal."""
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as progress:

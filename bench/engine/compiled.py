@@ -37,18 +37,18 @@ class Compiled:
 
     Args:
         method: Whose.
-        tell: Called with a sentence for the user when compiling begins, and when it fails.
+        notify: Called with a sentence for the user when compiling begins, and when it fails.
     """
 
-    def __init__(self, method: Method, tell: Callable[[str], None]) -> None:
+    def __init__(self, method: Method, notify: Callable[[str], None]) -> None:
         method.prior  # noqa: B018  made here: what a method keeps must not be made under the compiler
-        self.eager, self.tell = getattr(method, method.compilable), tell
+        self.eager, self.notify = getattr(method, method.compilable), notify
         # Every shape on its own: sizes left open make slower code, and an epoch has two at most. The
         # processor's instructions are taken at its word: to try them with the compiler takes 16 s more.
         self.compiled = torch.compile(self.eager, dynamic=False, options={"cpp.vec_isa_ok": True})
         self.failed = False
         self.removed: set[Path] = set()
-        tell("compiling the training step; takes up to a minute where it is new")
+        notify("compiling the training step; takes up to a minute where it is new")
 
     def __call__(self, *values: Any) -> Any:
         """What the function returns, up to rounding."""
@@ -66,7 +66,7 @@ class Compiled:
             self.failed = True
             if isinstance(error, FailOnRecompileLimitHit):
                 first = "the loss depends on numbers that change, and was compiled for each anew"
-            self.tell(f"training runs eager, which is slower: it could not be compiled ({first})")
+            self.notify(f"training runs eager, which is slower: it could not be compiled ({first})")
             return self.eager(*values)
 
     def removes_damaged(self, reason: str) -> bool:
@@ -88,19 +88,19 @@ class Compiled:
 
 
 @contextmanager
-def compiling(method: Method, tell: Callable[[str], None]) -> Iterator[Compiled]:
+def compiling(method: Method, notify: Callable[[str], None]) -> Iterator[Compiled]:
     """Within, the method's `compilable` is compiled.
 
     Args:
         method: Before training, on its device.
-        tell: Called with a sentence for the user.
+        notify: Called with a sentence for the user.
     """
     from torch._dynamo import config  # slow to import
     from torch._functorch import config as gradients
 
     for name in ("torch.utils.cpp_extension", "torch._dynamo"):  # a missing GPU; how it compiles
         logging.getLogger(name).setLevel(logging.ERROR)
-    function = Compiled(method, tell)
+    function = Compiled(method, notify)
     setattr(method, method.compilable, function)
     try:
         # The backward pass is compiled with the forward pass, so that what fails of it fails here.

@@ -22,7 +22,7 @@ from bench.contract import Arrays, Budget, Method, Probe, Problem, Stored
 from bench.engine import checkpoints, compiled, ensemble, predicting, stacked
 from bench.engine.ensemble import Ensemble
 from bench.engine.fitting import Fits
-from bench.engine.spreading import Fitted, Part, spread
+from bench.engine.spreading import FitRequest, Fitted, spread
 from bench.engine.trainer import TrainerOptions
 from bench.errors import Diverged, UsageError
 from bench.predictions import Prediction
@@ -61,7 +61,7 @@ class Engine:
     ) -> None:
         self.method_class, self.seed, self.checkpoints = method_class, seed, checkpoints
         self.members, self.options = members, trainer or TrainerOptions()
-        kept = (checkpoints, self.options, checkpoint_seconds, self._tell)
+        kept = (checkpoints, self.options, checkpoint_seconds, self._notify)
         self._fits = Fits(method_class, method_settings, seed, *kept)
         self.fits: list[dict[str, Any]] = []
         self.diagnostics: dict[str, float] = {}
@@ -109,7 +109,7 @@ class Engine:
         self._stage = name
         self._observe("stage", {"name": name, "number": number, "of": of})
 
-    def once(self, compute: Callable[[], Arrays]) -> Arrays:
+    def cached(self, compute: Callable[[], Arrays]) -> Arrays:
         """The arrays of `compute`, or those that an earlier start of this run has kept.
 
         The record's entries of the fits inside are kept with the arrays. Checkpoints of these fits are
@@ -193,8 +193,8 @@ class Engine:
         ]
         first = len(self.fits)
         self._call = (first, len(pairs))
-        parts = [Part(first + i, self._stage, *pair) for i, pair in enumerate(pairs)]
-        return self._pooled([self._book(fitted) for fitted in self._fitted(parts, budget, probe)])
+        requests = [FitRequest(first + i, self._stage, *pair) for i, pair in enumerate(pairs)]
+        return self._pooled([self._book(fitted) for fitted in self._fitted(requests, budget, probe)])
 
     def fit_stages(
         self, stages: list[str], pose: Callable[[int], Problem], budget: Budget
@@ -215,8 +215,8 @@ class Engine:
             some = range(len(stages))[low : low + at_once]
             self.stage(stages[low], low + 1, len(stages))
             pairs = [(k, pair) for k in some for pair in ensemble.split(pose(k), None, self.members)]
-            parts = [Part(len(self.fits) + i, stages[k], *pair) for i, (k, pair) in enumerate(pairs)]
-            fitted = self._fitted(parts, budget, together=self.members * -(-len(some) // world))
+            requests = [FitRequest(len(self.fits) + i, stages[k], *pair) for i, (k, pair) in enumerate(pairs)]
+            fitted = self._fitted(requests, budget, together=self.members * -(-len(some) // world))
             for k in some:
                 if k > low:
                     self.stage(stages[k], k + 1, len(stages))
@@ -268,38 +268,40 @@ class Engine:
     # ---- how
 
     def _fitted(
-        self, parts: Sequence[Part], budget: Budget, probe: Probe | None = None, together: int = 0
+        self, requests: Sequence[FitRequest], budget: Budget, probe: Probe | None = None, together: int = 0
     ) -> Iterator[Fitted]:
         """Makes fits, or reads them from their checkpoints, in their order.
 
         Several are spread over the processes of the run; one is shared by all of them.
 
         Args:
-            parts: At least one.
+            requests: At least one.
             budget: Of each.
             probe: As of `fit`.
             together: How many of them one process is to make; 0 leaves that open.
         """
 
-        def here(parts: Sequence[Part]) -> Iterator[Fitted]:
-            if len(parts) > 1 and self._stacks(parts[0].problem, budget):
-                stack = self._fits.until_whole(partial(self._fits.stack, parts, budget))
+        def here(requests: Sequence[FitRequest]) -> Iterator[Fitted]:
+            if len(requests) > 1 and self._stacks(requests[0].problem, budget):
+                stack = self._fits.until_whole(partial(self._fits.stack, requests, budget))
                 if stack is not None:
                     yield from stack
                     return
                 if self.options.stacked:
                     self._fits.notice("fits are trained one after another: these cannot be side by side")
-            for part in parts:
-                yield self._fits.until_whole(partial(self._fits.fit, part, budget, probe))
+            for request in requests:
+                yield self._fits.until_whole(partial(self._fits.fit, request, budget, probe))
 
         world = ranks()[1]
-        is_shared = len(parts) == 1 and not together and self.method_class.data_parallel
+        is_shared = len(requests) == 1 and not together and self.method_class.data_parallel
         if world == 1 or is_shared:
-            yield from here(parts)
+            yield from here(requests)
             return
         with alone():
-            size = together or (-(-len(parts) // world) if self._stacks(parts[0].problem, budget) else 1)
-        yield from spread(parts, size, here, self._fits.new)
+            size = together or (
+                -(-len(requests) // world) if self._stacks(requests[0].problem, budget) else 1
+            )
+        yield from spread(requests, size, here, self._fits.new)
 
     def _stacks(self, problem: Problem, budget: Budget) -> bool:
         """Whether several fits are trained side by side where they can be."""
@@ -307,7 +309,7 @@ class Engine:
             return self.options.stacked
         return "stacked" in self.method_class.fastest and not self._fits.compiles(problem, budget)
 
-    def _tell(self, event: str, values: dict[str, Any], number: int | None = None) -> None:
+    def _notify(self, event: str, values: dict[str, Any], number: int | None = None) -> None:
         """Tells an event; that of a fit of that number with its place among the fits of the call."""
         if number is not None:
             values = values | {"fit": number - self._call[0] + 1, "fits": self._call[1]}
@@ -319,8 +321,8 @@ class Engine:
         if not fitted.is_told and not fitted.was_there:
             for row in method.history:
                 steps = round(fit["steps"] * row["epoch"] / fit["epochs"])
-                self._tell("epoch", row | {"of": fit["epochs"], "steps": steps}, count)
-        self._tell("fit", {"was_there": fitted.was_there, "steps": fit["steps"]}, count)
+                self._notify("epoch", row | {"of": fit["epochs"], "steps": steps}, count)
+        self._notify("fit", {"was_there": fitted.was_there, "steps": fit["steps"]}, count)
         self.fits.append(fit)
         self.histories.append((fit["stage"], method.history))
         return method

@@ -21,7 +21,7 @@ from bench.batches import OnDevice, batches, most_rows
 from bench.contract import Budget, Method, Probe, Problem, Stored
 from bench.engine import checkpoints, compiled, predicting, stacked, trainer
 from bench.engine.checkpoints import Damaged
-from bench.engine.spreading import Fitted, Part
+from bench.engine.spreading import FitRequest, Fitted
 from bench.engine.trainer import TrainerOptions
 from bench.engine.watch import Watch
 from bench.errors import Diverged, UsageError
@@ -35,19 +35,19 @@ _PROBED = 10_000
 
 
 @dataclass
-class _Job:
+class _FitUnderWay:
     """One fit under way; `fit` holds the record's entry for the fit; None until the fit is finished.
 
-    `loader` gives this process its share of the training examples; `once` all of them once, where training
-    does otherwise.
+    `loader` gives this process its share of the training examples; `single_pass` all of them once, where
+    training does otherwise.
     """
 
-    part: Part
+    request: FitRequest
     method: Method
     budget: Budget
     trainer: Trainer
     loader: Any
-    once: Any
+    single_pass: Any
     path: Path | None
     fit: dict[str, Any] | None = None
     compiled: bool = False
@@ -55,7 +55,7 @@ class _Job:
     @property
     def everything(self) -> Any:
         """Gives every process all training examples, once."""
-        return self.loader.whole if self.once is None else self.once
+        return self.loader.whole if self.single_pass is None else self.single_pass
 
     @property
     def is_finished(self) -> bool:
@@ -72,8 +72,8 @@ class Fits:
         folder: For checkpoints; None keeps nothing, and nothing can be resumed.
         options: Of the Trainer.
         seconds: An unfinished fit is saved at the first epoch's end after so many.
-        tell: `tell(event, values, number)` is called on every epoch, with the number of the fit, and on what
-            the user should know, without.
+        notify: `notify(event, values, number)` is called on every epoch, with the number of the fit, and on
+            what the user should know, without.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class Fits:
         folder: Path | None,
         options: TrainerOptions,
         seconds: float,
-        tell: Callable[..., None],
+        notify: Callable[..., None],
     ) -> None:
         self.method_class, self.method_settings, self.seed = method_class, method_settings, seed
-        self.folder, self.options, self.seconds, self.tell = folder, options, seconds, tell
+        self.folder, self.options, self.seconds, self.notify = folder, options, seconds, notify
         self._told: set[str] = set()
 
     @cached_property
@@ -100,31 +100,31 @@ class Fits:
         """Where this process trains."""
         return self.place.device
 
-    def fit(self, part: Part, budget: Budget, probe: Probe | None) -> Fitted:
+    def fit(self, request: FitRequest, budget: Budget, probe: Probe | None) -> Fitted:
         """Makes one fit, or reads it from its checkpoint.
 
         Raises:
             Damaged: If a checkpoint is; see `until_whole`.
         """
-        job = self._job(part, budget)
-        measure = None if probe is None else self._measure(job, probe)
-        kept = (job.path, self.seconds)
-        tell = partial(self.tell, number=part.count)
-        watch = Watch(part.stage, tell, *kept, job.budget.patience, measure)
-        if not job.is_finished:
-            with _marked(job.method):
-                if job.method.trains:
-                    self._train(job, watch)
-                self._finish_fit(job)
-        return self._finish(job, watch.steps, watch.seconds_spent)
+        current = self._begin(request, budget)
+        measure = None if probe is None else self._measure(current, probe)
+        kept = (current.path, self.seconds)
+        notify = partial(self.notify, number=request.count)
+        watch = Watch(request.stage, notify, *kept, current.budget.patience, measure)
+        if not current.is_finished:
+            with _marked(current.method):
+                if current.method.trains:
+                    self._train(current, watch)
+                self._finish_fit(current)
+        return self._finish(current, watch.steps, watch.seconds_spent)
 
-    def _finish_fit(self, job: _Job) -> None:
+    def _finish_fit(self, current: _FitUnderWay) -> None:
         """The method's work after training, by one process; all then have the same method."""
-        method, world = job.method, ranks()[1]
+        method, world = current.method, ranks()[1]
 
         def work() -> dict[str, Any] | None:
             method.to(self.device)
-            method.finish_fit(OnDevice(job.everything, self.device))
+            method.finish_fit(OnDevice(current.everything, self.device))
             method.to("cpu")
             return checkpoints.content(method, {}) if world > 1 else None
 
@@ -132,14 +132,14 @@ class Fits:
         if ranks()[0] > 0 and content is not None:
             checkpoints.give(method.to("cpu"), content)
 
-    def new(self, part: Part) -> Method:
+    def new(self, request: FitRequest) -> Method:
         """The method of a fit, untrained."""
-        with randomness.seeded(self.seed, "initialise", part.stage, part.count):
-            return self.method_class.made_for(part.problem, self.method_settings, part.start)
+        with randomness.seeded(self.seed, "initialise", request.stage, request.count):
+            return self.method_class.made_for(request.problem, self.method_settings, request.start)
 
-    def _job(self, part: Part, budget: Budget) -> _Job:
+    def _begin(self, request: FitRequest, budget: Budget) -> _FitUnderWay:
         """A fit of the run, untrained; or finished, if its checkpoint is there."""
-        method, problem, key = self.new(part), part.problem, (part.stage, part.count)
+        method, problem, key = self.new(request), request.problem, (request.stage, request.count)
         if not method.trains and self.options.precision != "32-true":
             raise UsageError("--trainer.precision is that of training steps, and this method takes none")
         budget = method.spends(budget)
@@ -149,14 +149,14 @@ class Fits:
         order = (problem.train, budget.batch_size, randomness.derive(self.seed, "shuffle", *key))
         loader = self._batches(*order, share, budget.draws)
         is_plain = budget.draws is None and not isinstance(problem.train, Stored)
-        once = None if is_plain else self._batches(*order, augment=False)
-        path = None if self.folder is None else self.folder / checkpoints.name(part.count, part.stage)
-        job = _Job(part, method, budget, lightning, loader, once, path)
+        single_pass = None if is_plain else self._batches(*order, augment=False)
+        path = None if self.folder is None else self.folder / checkpoints.name(request.count, request.stage)
+        current = _FitUnderWay(request, method, budget, lightning, loader, single_pass, path)
         if path is not None and (kept := self.kept_in(path)) is not None:
             with checkpoints.fitting(path):
-                job.fit = checkpoints.give(method, kept)
+                current.fit = checkpoints.give(method, kept)
                 checkpoints.must_predict_alike(method, kept, path)
-        return job
+        return current
 
     def kept_in(self, path: Path | None) -> dict[str, Any] | None:
         """What a checkpoint holds, in every process, if it is there."""
@@ -178,13 +178,13 @@ class Fits:
         return ranks()[1] == 1 and self.place.device.type == "cpu"
 
     @contextmanager
-    def _compiled(self, job: _Job) -> Iterator[None]:
+    def _compiled(self, current: _FitUnderWay) -> Iterator[None]:
         """Within, the job's training step is compiled; the job then says whether it was."""
-        with compiled.compiling(job.method, self.notice) as terms:
+        with compiled.compiling(current.method, self.notice) as terms:
             try:
                 yield
             finally:
-                job.compiled = not terms.failed
+                current.compiled = not terms.failed
 
     def until_whole(self, work: Callable[[], Any]) -> Any:
         """What `work` returns; at a damaged checkpoint, which is told and removed, it begins again."""
@@ -199,11 +199,14 @@ class Fits:
         """Tells the user a text, once in a run."""
         if text not in self._told:
             self._told.add(text)
-            self.tell("notice", {"text": text})
+            self.notify("notice", {"text": text})
 
-    def _measure(self, job: _Job, probe: Probe) -> Callable[[], dict[str, float]]:
+    def _measure(self, current: _FitUnderWay, probe: Probe) -> Callable[[], dict[str, float]]:
         """The probe of a method, on the same examples under the same noise every time."""
-        method, seed = job.method, randomness.derive(self.seed, "probe", job.part.stage, job.part.count)
+        method, seed = (
+            current.method,
+            randomness.derive(self.seed, "probe", current.request.stage, current.request.count),
+        )
 
         def measure() -> dict[str, float]:
             train = method.problem.train
@@ -213,75 +216,81 @@ class Fits:
 
         return measure
 
-    def _finish(self, job: _Job, steps: int, seconds: float) -> Fitted:
+    def _finish(self, current: _FitUnderWay, steps: int, seconds: float) -> Fitted:
         """Writes the fit's checkpoint, and makes its entry for the record."""
-        method, was_there = job.method, job.is_finished
-        if job.fit is None:
+        method, was_there = current.method, current.is_finished
+        if current.fit is None:
             fit = {
-                "stage": job.part.stage,
+                "stage": current.request.stage,
                 "epochs": len(method.history),
                 "steps": steps,
                 "seconds": round(seconds, 3),
-                "compiled": job.compiled,
+                "compiled": current.compiled,
                 "diagnostics": method.diagnostics() if method.diverged is None else {"diverged": 1.0},
             }
-            if (path := job.path) is not None:
+            if (path := current.path) is not None:
                 from_first(lambda: checkpoints.keep(method, fit, path))
-            job.fit = fit
-        return Fitted(method, job.fit, was_there)
+            current.fit = fit
+        return Fitted(method, current.fit, was_there)
 
-    def stack(self, parts: Sequence[Part], budget: Budget) -> list[Fitted] | None:
+    def stack(self, requests: Sequence[FitRequest], budget: Budget) -> list[Fitted] | None:
         """All fits side by side, or None where they cannot be; raises Damaged as `fit`."""
-        jobs = [self._job(part, budget) for part in parts]
-        if all(job.is_finished for job in jobs):
-            return [self._finish(job, 0, 0) for job in jobs]
-        if any(job.is_finished for job in jobs):  # the run was stopped between these checkpoints
-            for job in jobs:
-                if job.path is not None:
-                    job.path.unlink(missing_ok=True)
-            jobs = [self._job(part, budget) for part in parts]
-        if not stacked.fit_together([job.method for job in jobs], [job.budget for job in jobs]):
+        fits = [self._begin(request, budget) for request in requests]
+        if all(current.is_finished for current in fits):
+            return [self._finish(current, 0, 0) for current in fits]
+        if any(current.is_finished for current in fits):  # the run was stopped between these checkpoints
+            for current in fits:
+                if current.path is not None:
+                    current.path.unlink(missing_ok=True)
+            fits = [self._begin(request, budget) for request in requests]
+        if not stacked.fit_together(
+            [current.method for current in fits], [current.budget for current in fits]
+        ):
             return None
-        first = jobs[0]
-        side_by_side = stacked.Stacked([job.method for job in jobs], first.part.stage, first.budget.patience)
+        first = fits[0]
+        side_by_side = stacked.Stacked(
+            [current.method for current in fits], first.request.stage, first.budget.patience
+        )
         path = first.path and first.path.with_suffix(".stacked")
-        tell = partial(self.tell, number=first.part.count)
-        watch = Watch(first.part.stage, tell, path, self.seconds, copies=len(jobs))
-        loader = stacked.Batches([job.loader for job in jobs])
+        notify = partial(self.notify, number=first.request.count)
+        watch = Watch(first.request.stage, notify, path, self.seconds, copies=len(fits))
+        loader = stacked.Batches([current.loader for current in fits])
         with suppress(Diverged):  # all of them, each marked
             self._run(first, side_by_side, watch, loader)
         side_by_side.hand_back()
-        seconds = watch.seconds_spent / len(jobs)
-        for job in jobs:
-            if job.method.diverged is None:
-                with _marked(job.method):
-                    job.method.finish_fit(job.everything)
-        counted = zip(jobs, side_by_side.stopped, strict=True)  # what has stopped ended with its history
-        steps = [len(job.method.history) * len(loader) if ended else watch.steps for job, ended in counted]
-        fitted = [self._finish(job, count, seconds) for job, count in zip(jobs, steps, strict=True)]
+        seconds = watch.seconds_spent / len(fits)
+        for current in fits:
+            if current.method.diverged is None:
+                with _marked(current.method):
+                    current.method.finish_fit(current.everything)
+        counted = zip(fits, side_by_side.stopped, strict=True)  # what has stopped ended with its history
+        steps = [
+            len(current.method.history) * len(loader) if ended else watch.steps for current, ended in counted
+        ]
+        fitted = [self._finish(current, count, seconds) for current, count in zip(fits, steps, strict=True)]
         watch.forget()
         return fitted
 
-    def _train(self, job: _Job, watch: Watch) -> None:
-        method, val = job.method, job.method.problem.val
+    def _train(self, current: _FitUnderWay, watch: Watch) -> None:
+        method, val = current.method, current.method.problem.val
         val_loader = None
-        if val is not None and job.budget.patience:
+        if val is not None and current.budget.patience:
             val_loader = self._batches(val, min(1000, most_rows(val)), None)
-        compiles = self.compiles(method.problem, job.budget)
+        compiles = self.compiles(method.problem, current.budget)
         if compiles and watch.probe is not None:
             compiles = False
             self.notice("training runs eager, not compiled: its gradients are measured on other batches")
-        with self._compiled(job) if compiles else nullcontext():
-            self._run(job, method, watch, job.loader, val_loader)
+        with self._compiled(current) if compiles else nullcontext():
+            self._run(current, method, watch, current.loader, val_loader)
         if watch.best is not None:
             method.load_state_dict(watch.best)
 
-    def _run(self, job: _Job, module: Any, watch: Watch, loader: Any, val: Any = None) -> None:
+    def _run(self, current: _FitUnderWay, module: Any, watch: Watch, loader: Any, val: Any = None) -> None:
         # The method's own code may draw from torch's global generator: give it a seed, and give it back.
-        rank, part = ranks()[0], job.part
-        purpose: list[str | int] = ["train", part.stage, part.count, *([rank] if rank else [])]
-        with randomness.seeded(self.seed, *purpose), predicting.finite_predictions(part.stage):
-            trainer.fit(job.trainer, module, watch, loader, val)
+        rank, request = ranks()[0], current.request
+        purpose: list[str | int] = ["train", request.stage, request.count, *([rank] if rank else [])]
+        with randomness.seeded(self.seed, *purpose), predicting.finite_predictions(request.stage):
+            trainer.fit(current.trainer, module, watch, loader, val)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from bench.system.processes import from_each, ranks
 
 
 @dataclass(frozen=True)
-class Part:
+class FitRequest:
     """A fit to be made.
 
     Attributes:
@@ -50,26 +50,28 @@ class Fitted:
 
 
 def spread(
-    parts: Sequence[Part],
+    requests: Sequence[FitRequest],
     together: int,
-    fit: Callable[[Sequence[Part]], Iterator[Fitted]],
-    new: Callable[[Part], Method],
+    fit: Callable[[Sequence[FitRequest]], Iterator[Fitted]],
+    new: Callable[[FitRequest], Method],
 ) -> Iterator[Fitted]:
-    """Fits, in the order of their parts, each made by one process and given to all.
+    """Fits, in the order of their requests, each made by one process and given to all.
 
     Args:
-        parts: What to fit.
+        requests: What to fit.
         together: How many of them a process makes in a round.
         fit: Makes some of them, in a process that is alone.
-        new: The unfitted method of a part, in every process the same.
+        new: The unfitted method of a request, in every process the same.
     """
     rank, world = ranks()
-    groups = [parts[i : i + together] for i in range(0, len(parts), together)]
+    groups = [requests[i : i + together] for i in range(0, len(requests), together)]
     for low in range(0, len(groups), world):
         some = groups[low : low + world]
         mine: list[Fitted] = []
 
-        def work(some: list[Sequence[Part]] = some, mine: list[Fitted] = mine) -> list[tuple[Any, bool]]:
+        def work(
+            some: list[Sequence[FitRequest]] = some, mine: list[Fitted] = mine
+        ) -> list[tuple[Any, bool]]:
             mine += fit(some[rank]) if rank < len(some) else []
             return [(checkpoints.content(f.method, f.fit), f.was_there) for f in mine]
 
@@ -78,6 +80,6 @@ def spread(
             if number == rank:
                 yield from mine
                 continue
-            for part, (content, was_there) in zip(group, made[number], strict=True):
-                method = new(part)
+            for request, (content, was_there) in zip(group, made[number], strict=True):
+                method = new(request)
                 yield Fitted(method, checkpoints.give(method, content), was_there, is_told=False)

@@ -153,7 +153,7 @@ class Watch(pl.callbacks.Checkpoint):
         self._rows += rows
         self._sums = terms * rows if self._sums is None else self._sums + terms * rows
         if is_told:
-            self._tell_steps()
+            self._notify_steps()
         goes_on = hasattr(trainer.train_dataloader, "state_dict") and not trainer.is_last_batch
         if self.partial is not None and goes_on:
             self._save(trainer, self.partial)
@@ -165,7 +165,7 @@ class Watch(pl.callbacks.Checkpoint):
         losses = torch.stack([terms[at] for terms in unseen]).tolist() if unseen else []
         for step, loss in enumerate(losses, self.steps - len(losses) + 1):
             if not math.isfinite(loss):
-                self._tell_steps()
+                self._notify_steps()
                 where = f"stage '{self.stage}', epoch {trainer.current_epoch + 1}, step {step}"
                 raise Diverged(f"diverged at {where}: the loss is {loss}")
 
@@ -185,13 +185,13 @@ class Watch(pl.callbacks.Checkpoint):
             self._stop_early(trainer, module, self.waits)
         last = trainer.should_stop or trainer.current_epoch + 1 == trainer.max_epochs
         if last:
-            self._tell_steps()
+            self._notify_steps()
         place = {"of": trainer.max_epochs, "together": self.copies, "steps": self.copies * self.steps}
         self.observe("epoch", row | place)
         if self.partial is not None and not last:
             self._save(trainer, self.partial)
 
-    def _tell_steps(self) -> None:
+    def _notify_steps(self) -> None:
         """Tells the means over the steps since they were last told, if there are any."""
         if self._untold:
             means = torch.stack(self._untold).mean(0).tolist()

@@ -160,72 +160,70 @@ def _vessels(view: _View, generator: np.random.Generator) -> tuple[np.ndarray, n
             start = (DISC[0] + generator.normal(0, 0.02), DISC[1] + generator.normal(0, 0.02))
             arch = up * (math.pi * 0.60 + shift + generator.normal(0, 0.08))
             bend = up * generator.uniform(0.85, 1.15)
-            _branch(view, draw, generator, start, arch, bend, width, 1.9, 0)
+            arcade = _Vessel(start=start, heading=arch, bend=bend, width=width, length=1.9)
+            _draw_with_branches(view, draw, generator, arcade)
             nasal = up * (math.pi * 0.28 + 2 * shift + generator.normal(0, 0.12))
-            _branch(view, draw, generator, start, nasal, -up * 0.3, width * 0.75, 0.9, 0)
+            to_nose = _Vessel(start=start, heading=nasal, bend=-up * 0.3, width=width * 0.75, length=0.9)
+            _draw_with_branches(view, draw, generator, to_nose)
         masks.append(view.mask(image))
     return masks[0], masks[1]
 
 
-def _branch(
-    view: _View,
-    draw: ImageDraw.ImageDraw,
-    generator: np.random.Generator,
-    start: tuple[float, float],
-    heading: float,
-    bend: float,
-    width: float,
-    length: float,
-    depth: int,
-) -> None:
-    """Draws a vessel and those that leave it.
+@dataclass(frozen=True, kw_only=True)
+class _Vessel:
+    """How a vessel runs, in retina coordinates."""
 
-    Args:
-        view: Where.
-        draw: The mask.
-        generator: Of its course.
-        start: Where it begins.
-        heading: Its direction there, in radians from the nasal direction.
-        bend: Change of the direction, in radians per unit of length.
-        width: Its width where it begins.
-        length: Of its course.
-        depth: How many branches lie between it and the disc.
-    """
-    step = 0.03
-    steps = max(int(length / step), 2)
-    angles = heading + bend * step * np.arange(steps) + np.cumsum(generator.normal(0, 0.08, steps))
-    x = start[0] + step * np.cumsum(np.cos(angles))
-    y = start[1] + step * np.cumsum(np.sin(angles))
-    radius = np.hypot(x, y)
-    ends = np.flatnonzero((radius < 0.17) | (radius > 1.2))  # no vessel reaches the fovea
-    steps = int(ends[0]) if ends.size else steps
-    widths = width * (1 - 0.6 * step / length * np.arange(steps))
-    points = view.pixels(*view.field(x[:steps], y[:steps]))
+    start: tuple[float, float]
+    heading: float
+    """Its direction where it begins, in radians from the nasal direction."""
+    bend: float
+    """Change of the direction, in radians per unit of length."""
+    width: float
+    """Where it begins; it ends at 0.4 of that."""
+    length: float
+    depth: int = 0
+    """How many vessels lie between it and the disc."""
+
+    def course(self, generator: np.random.Generator) -> tuple[np.ndarray, ...]:
+        """Its points (x and y), direction and width there, `[steps]` each, up to where no vessel runs."""
+        step = 0.03
+        steps = max(int(self.length / step), 2)
+        angles = self.heading + self.bend * step * np.arange(steps)
+        angles = angles + np.cumsum(generator.normal(0, 0.08, steps))
+        x = self.start[0] + step * np.cumsum(np.cos(angles))
+        y = self.start[1] + step * np.cumsum(np.sin(angles))
+        radius = np.hypot(x, y)
+        ends = np.flatnonzero((radius < 0.17) | (radius > 1.2))  # no vessel reaches the fovea
+        steps = int(ends[0]) if ends.size else steps
+        widths = self.width * (1 - 0.6 * step / self.length * np.arange(steps))
+        return x[:steps], y[:steps], angles[:steps], widths
+
+
+def _draw_with_branches(
+    view: _View, draw: ImageDraw.ImageDraw, generator: np.random.Generator, vessel: _Vessel
+) -> None:
+    """Draws a vessel and those that leave it."""
+    x, y, angles, widths = vessel.course(generator)
+    points, steps = view.pixels(*view.field(x, y)), len(x)
     for k in range(0, steps - 1, 3):
         drawn = widths[k] * view.scale
-        draw.line(
-            points[k : k + 4],
-            fill=int(255 * min(drawn, 1.0)),
-            width=max(round(drawn), 1),
-            joint="curve",
-        )
-    if length < 0.3 or depth == 3:
+        shade, thickness = int(255 * min(drawn, 1.0)), max(round(drawn), 1)
+        draw.line(points[k : k + 4], fill=shade, width=thickness, joint="curve")
+    if vessel.length < 0.3 or vessel.depth == 3:
         return
     at, side = generator.integers(3, 8), 1.0 if generator.random() < 0.5 else -1.0
     while at < steps - 1:
         turn = side * generator.uniform(0.5, 1.0)
         share = generator.uniform(0.25, 0.5)
-        _branch(
-            view,
-            draw,
-            generator,
-            (float(x[at]), float(y[at])),
-            float(angles[at]) + turn,
-            -turn * generator.uniform(0.0, 1.2),
-            float(widths[at]) * 0.62,
-            length * share,
-            depth + 1,
+        branch = _Vessel(
+            start=(float(x[at]), float(y[at])),
+            heading=float(angles[at]) + turn,
+            bend=-turn * generator.uniform(0.0, 1.2),
+            width=float(widths[at]) * 0.62,
+            length=vessel.length * share,
+            depth=vessel.depth + 1,
         )
+        _draw_with_branches(view, draw, generator, branch)
         at += generator.integers(5, 11)
         side = -side if generator.random() < 0.8 else side
 

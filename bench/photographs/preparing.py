@@ -44,7 +44,7 @@ from bench.photographs.photographs import (
     some,
 )
 from bench.photographs.preprocessing import Way
-from bench.photographs.sources import SOURCES, Eye, Listing
+from bench.photographs.sources import SOURCES, Eye, Listing, PhotographSource
 from bench.system import places
 from bench.system.files import locked, write
 
@@ -52,7 +52,7 @@ FLUSHED_EVERY = 2.0
 LARGEST = 4096
 """Largest side in pixels."""
 
-Tell = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Takes how many photographs are done, and of how many; first of all how many an earlier start had done."""
 
 
@@ -63,7 +63,7 @@ def prepare(
     size: int | None = None,
     preprocess: Way = "resize",
     workers: int | None = None,
-    tell: Tell = lambda done, of: None,
+    progress: ProgressCallback = lambda done, of: None,
     wait: bool = True,
 ) -> Photographs:
     """Prepare a source's photographs, or go on where an earlier start ended; at once if they are there.
@@ -77,7 +77,7 @@ def prepare(
         size: Side in pixels; by default the source's own.
         preprocess: See `bench/photographs/preprocessing.py`.
         workers: Threads; by default one per core.
-        tell: Is told of progress.
+        progress: Is told of progress.
         wait: For another process that prepares the same folder, rather than to raise UsageError.
 
     Raises:
@@ -90,12 +90,7 @@ def prepare(
         raise UsageError(f"--preprocess {preprocess}: must be one of {', '.join(get_args(Way))}")
     if workers is not None and workers < 1:
         raise UsageError(f"--workers {workers}: must be 1 or more")
-    path = Path(os.path.expanduser(source))
-    if not os.path.exists(path):
-        raise DataError(f"{path}: no such folder or file; to have one: {known.steps}")
-    listing = known.listing(path)
-    if not listing.eyes:
-        raise DataError(f"{path}: holds no labelled photograph{some(listing.bad)}")
+    listing = _listing(known, Path(os.path.expanduser(source)))
     side = known.size or listing.side if size is None else size
     if not preprocessing.SMALLEST <= side <= LARGEST:
         raise UsageError(f"--size {side}: must be from {preprocessing.SMALLEST} to {LARGEST} pixels")
@@ -112,17 +107,34 @@ def prepare(
             folder.mkdir(parents=True, exist_ok=True)
         with locked(folder, wait):
             if not (folder / INDEX).is_file():
-                _make(folder, header, listing, workers or os.cpu_count() or 1, tell)
+                _make(folder, header, listing, workers or os.cpu_count() or 1, progress)
+    _refuse_others(folder, header)
+    return opened(folder)
+
+
+def _listing(source: PhotographSource, path: Path) -> Listing:
+    """What lies at the path, with at least one photograph that has a label."""
+    if not os.path.exists(path):
+        raise DataError(f"{path}: no such folder or file; to have one: {source.steps}")
+    listing = source.listing(path)
+    if not listing.eyes:
+        raise DataError(f"{path}: holds no labelled photograph{some(listing.bad)}")
+    return listing
+
+
+def _refuse_others(folder: Path, header: dict[str, Any]) -> None:
+    """Refuses a finished folder that was prepared from something else than the header says."""
     index = read_index(folder)
     if differing := [key for key, value in header.items() if index[key] != value]:
         raise UsageError(
             f"{folder} holds photographs prepared from another {' and '.join(differing)}: "
             "delete it, or choose another --data-dir"
         )
-    return opened(folder)
 
 
-def _make(folder: Path, header: dict[str, Any], listing: Listing, workers: int, tell: Tell) -> None:
+def _make(
+    folder: Path, header: dict[str, Any], listing: Listing, workers: int, progress: ProgressCallback
+) -> None:
     """Makes what is not made yet, then the index."""
     eyes, side = listing.eyes, header["size"]
     made = _made_before(folder, header)
@@ -130,7 +142,7 @@ def _make(folder: Path, header: dict[str, Any], listing: Listing, workers: int, 
     free = shutil.disk_usage(folder).free
     if missing * each > free:
         raise _full(folder, missing * each, f", {free} are free")
-    tell(len(made), len(eyes))
+    progress(len(made), len(eyes))
     with (
         _writing(folder, missing * each),
         (folder / PIXELS).open("ab", buffering=0) as pixels,
@@ -145,7 +157,7 @@ def _make(folder: Path, header: dict[str, Any], listing: Listing, workers: int, 
                 _append(pixels, content)
                 digest = hashlib.sha256(content).hexdigest()
                 fresh.append({"bad": reason} if reason else {"pixels": digest})
-                tell(len(made) + len(fresh), len(eyes))
+                progress(len(made) + len(fresh), len(eyes))
                 if time.monotonic() - flushed > FLUSHED_EVERY:
                     _keep(fresh, made, pixels, journal)
                     flushed = time.monotonic()

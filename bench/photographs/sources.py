@@ -72,7 +72,7 @@ class Listing:
 
 
 @dataclass(frozen=True)
-class Source:
+class PhotographSource:
     """A source of photographs.
 
     Attributes:
@@ -260,7 +260,7 @@ def _in_order(eyes: list[Eye], bad: list[tuple[str, str]], side: int = 0) -> Lis
 
 _KAGGLE_FILES = "trainLabels.csv, retinopathy_solution.csv, train/*.jpeg and test/*.jpeg"
 SOURCES = {
-    "retinopathy": Source(
+    "retinopathy": PhotographSource(
         title="Kaggle diabetic retinopathy detection, 2015",
         origin="EyePACS, https://www.kaggle.com/c/diabetic-retinopathy-detection",
         licence="rules of the competition",
@@ -277,7 +277,7 @@ SOURCES = {
         ),
         listing=_kaggle,
     ),
-    "retinopathy_synthetic": Source(
+    "retinopathy_synthetic": PhotographSource(
         title="Procedural photographs of the fundus",
         origin="made by this project, in Kaggle's layout",
         licence="Apache-2.0",
@@ -289,7 +289,7 @@ SOURCES = {
         ),
         listing=_kaggle,
     ),
-    "retinopathy_aptos": Source(
+    "retinopathy_aptos": PhotographSource(
         title="APTOS 2019 blindness detection",
         origin="Aravind Eye Hospital, https://www.kaggle.com/c/aptos2019-blindness-detection",
         licence="rules of the competition",
@@ -303,7 +303,7 @@ SOURCES = {
         ),
         listing=_aptos,
     ),
-    "retinamnist": Source(
+    "retinamnist": PhotographSource(
         title="RetinaMNIST",
         origin="MedMNIST v2, from DeepDRiD, https://medmnist.com",
         licence="CC BY 4.0",

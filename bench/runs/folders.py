@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from bench.errors import UsageError
 from bench.runs import holdings
 from bench.runs.records import Record, read_record
-from bench.runs.registry import PRESETS
+from bench.runs.resolution import PRESETS
 from bench.system.files import is_locked
 
 if TYPE_CHECKING:

@@ -24,12 +24,12 @@ from bench.contract import Budget, Method, Stored
 from bench.engine import trainer
 from bench.engine.engine import Engine
 from bench.engine.fitting import Fits
-from bench.engine.spreading import Part
+from bench.engine.spreading import FitRequest
 from bench.engine.stacked import Stacked
 from bench.engine.watch import Watch
 from bench.errors import BenchError, UsageError
 from bench.predictions import Prediction
-from bench.runs import job
+from bench.runs import setup
 from bench.runs.plan import Plan
 
 LONGEST = 50
@@ -76,7 +76,7 @@ def forecast(plan: Plan) -> Forecast:
         UsageError: As `bench.run` does.
         DataError: If the task's data cannot be had.
     """
-    made = job.make(plan)
+    made = setup.set_up(plan)
     choice = made.choice
     own = (choice.method.cls, choice.method_settings, plan.seed, made.engine.options, choice.method.members)
     engine = Rehearsal(*own)
@@ -169,16 +169,16 @@ class _Rehearsed(Fits):
         self.may_stop = False
         self._paces: dict[Any, _Pace] = {}
 
-    def _job(self, part: Part, budget: Budget) -> Any:
-        made = super()._job(part, budget)
+    def _begin(self, request: FitRequest, budget: Budget) -> Any:
+        made = super()._begin(request, budget)
         method = made.method
         weights = sum(p.numel() for p in method.network.parameters())
         self.sizes.append((weights, sum(p.numel() for p in method.parameters() if p.requires_grad)))
         self.may_stop |= made.budget.patience is not None
         return made
 
-    def _run(self, job: Any, module: Any, watch: Watch, loader: Any, val: Any = None) -> None:
-        epochs, began, seconds = job.trainer.max_epochs, time.perf_counter(), 0.0
+    def _run(self, current: Any, module: Any, watch: Watch, loader: Any, val: Any = None) -> None:
+        epochs, began, seconds = current.trainer.max_epochs, time.perf_counter(), 0.0
         shapes = tuple(tuple(p.shape) for p in module.parameters())
         copies = module.methods if isinstance(module, Stacked) else [module]
         extra = copies[0].extra_epochs
@@ -189,7 +189,7 @@ class _Rehearsed(Fits):
             for copy in copies:
                 copy.extra_epochs = sys.maxsize if pretrains else 0
             if key not in self._paces and count:
-                self._paces[key] = self._pace(job, module, watch, loader, val)
+                self._paces[key] = self._pace(current, module, watch, loader, val)
             seconds += self._paces[key].seconds(count) if count else 0.0
         for copy in copies:
             copy.extra_epochs = extra
@@ -197,14 +197,14 @@ class _Rehearsed(Fits):
         self.training += seconds
         self.left_out += seconds - (time.perf_counter() - began)
 
-    def _pace(self, job: Any, module: Any, watch: Watch, loader: Any, val: Any) -> _Pace:
+    def _pace(self, current: Any, module: Any, watch: Watch, loader: Any, val: Any) -> _Pace:
         """Times epochs of a few steps, the first of which is not counted: all pretrain, or none does."""
 
         def timed(epochs: int, steps: int, validates: bool = True) -> float:
             patience = epochs + 1 if watch.waits else None
             told = (lambda *_: None, None, float("inf"))
-            own = Watch(job.part.stage, *told, patience, watch.probe, watch.copies)
-            short = replace(job, trainer=trainer.make(self.options, Budget(epochs=epochs), self.place))
+            own = Watch(current.request.stage, *told, patience, watch.probe, watch.copies)
+            short = replace(current, trainer=trainer.make(self.options, Budget(epochs=epochs), self.place))
             began = time.perf_counter()
             super(_Rehearsed, self)._run(
                 short, module, own, _First(loader, steps), val if validates else None
@@ -215,7 +215,7 @@ class _Rehearsed(Fits):
         again = timed(1, 2, False)
         steps = min(len(loader), LONGEST, max(2, round(SECONDS / (again / 2))))
         one = timed(1, steps, False)
-        more = min(max(2, round(TIMED / one)), max(2, job.trainer.max_epochs - 1))
+        more = min(max(2, round(TIMED / one)), max(2, current.trainer.max_epochs - 1))
         epoch = (timed(1 + more, steps, False) - one) / more
         validation = max(0.0, timed(1, 2) - again) if val is not None else 0.0
         return _Pace(max(0.0, one - epoch) + first - again, epoch * len(loader) / steps + validation)
@@ -228,7 +228,7 @@ class Rehearsal(Engine):
         self, method_class: type[Method], method_settings: Any, seed: int, options: Any, members: int
     ) -> None:
         super().__init__(method_class, method_settings, seed, trainer=options, members=members)
-        none = (None, self.options, float("inf"), self._tell)
+        none = (None, self.options, float("inf"), self._notify)
         self.rehearsed = self._fits = _Rehearsed(method_class, method_settings, seed, *none)
         self.prediction = self.left_out = 0.0
         self._warm: set[Any] = set()

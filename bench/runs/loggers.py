@@ -22,7 +22,7 @@ from typing import Any
 from bench.errors import UsageError
 from bench.runs import wandb_run
 from bench.runs.events import Number, Observer, Reader
-from bench.runs.registry import Choice
+from bench.runs.resolution import Choice
 from bench.system.files import write, writing
 
 _PACKAGES = {"tensorboard": "tensorboard", "wandb": "wandb", "wandb-offline": "wandb"}
@@ -55,7 +55,7 @@ def logging(
         names: Of the loggers, each once or more.
         directory: The run's directory.
         choice: What is run.
-        asked: All that the run was asked for, as JSON (`bench.runs.job.Job.fingerprint`).
+        asked: All that the run was asked for, as JSON (`bench.runs.setup.Setup.fingerprint`).
         warn: Tells the user a sentence.
 
     Raises:

@@ -1,20 +1,42 @@
-"""The description of a run before it starts; command line, sweeps, tuning and `bench.run` make one."""
+"""The description of a run before it starts; command line, sweeps, tuning and `bench.run` make one.
+
+`Plan` is the one place where an option of a run is written: the flags of the commands, their help and the
+keywords of `bench.run` are read from its fields.
+"""
 
 from __future__ import annotations
 
+import ast
 import inspect
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, field, fields
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
-from pydantic import Field
+from pydantic import BeforeValidator
 
-from bench.runs import registry
-from bench.runs.registry import Choice
-from bench.settings import Count, Folder, Seed, Threads, code_in, settings
+from bench.errors import UsageError
+from bench.runs.registry import nearest
+from bench.settings import Count, Folder, Seed, Threads, settings
 
+PRESETS = ("smoke", "standard", "paper")
+
+
+def known_preset(name: Any) -> Any:
+    """The name of a preset.
+
+    Raises:
+        UsageError: If there is none of that name; says the nearest.
+    """
+    if name not in PRESETS:
+        raise UsageError(f"unknown preset '{name}': {nearest(str(name), list(PRESETS))}")
+    return name
+
+
+Preset = Annotated[Literal["smoke", "standard", "paper"], BeforeValidator(known_preset)]
 Logger = Literal["csv", "tensorboard", "wandb", "wandb-offline"]
 
 
@@ -22,48 +44,37 @@ Logger = Literal["csv", "tensorboard", "wandb", "wandb-offline"]
 class Plan:
     """What to run and how: plain values, checked when the plan is made.
 
-    `bench.settings.build(Plan, values)` says in one line which value is wrong.
+    `bench.settings.build(Plan, values)` says in one line which value is wrong. What stands under a field is
+    the help of its flag.
     """
 
     method: str
-    """Name of the method, or `package.module:Class`."""
+    """name of the method, or package.module:Class"""
     task: str
-    """Name of the task, or `package.module:Class`."""
-    preset: str = "standard"
-    """smoke, standard or paper."""
+    """name of the task, or package.module:Class"""
+    preset: Preset = "standard"
+    """smoke: under a minute, to see that all works; standard: the settings that are compared and ranked;
+    paper: the settings of the publication that the task comes from"""
     seed: Seed = 0
-    """Seed of everything random in the run."""
-    method_settings: Mapping[str, Any] = Field(default_factory=dict)
-    """Settings of the method other than the preset's, by name."""
-    task_settings: Mapping[str, Any] = Field(default_factory=dict)
-    """Settings of the task other than the preset's, by name."""
+    """seed of everything random in the run"""
+    method_settings: Mapping[str, Any] = field(default_factory=dict)
+    """settings of the method other than the preset's, by name"""
+    task_settings: Mapping[str, Any] = field(default_factory=dict)
+    """settings of the task other than the preset's, by name"""
     members: Count | None = None
-    """Fit so many independent copies and pool their draws; None is what the method's name says."""
-    trainer: Mapping[str, Any] = Field(default_factory=dict)
-    """Options of Lightning's Trainer (`bench.engine.engine.TrainerOptions`), by name."""
+    """fit so many independent copies and pool their draws; default is what the method's name says"""
+    trainer: Mapping[str, Any] = field(default_factory=dict)
+    """options of Lightning's Trainer (`bench.engine.engine.TrainerOptions`), by name"""
     threads: Threads | None = None
-    """CPU threads; None leaves torch's choice. The same seed and threads give the same numbers."""
+    """CPU threads; default is torch's choice"""
     out: Folder = Path("runs")
-    """Folder for runs."""
+    """folder for runs"""
     data_dir: str | None = None
-    """Folder with data files; None searches the usual places."""
+    """folder of data files; also $BENCH_DATA"""
     loggers: tuple[Logger, ...] = ()
-    """Where the run's epochs and numbers are also written, live (`bench.runs.loggers`)."""
+    """write epochs and numbers live: csv, tensorboard, wandb, wandb-offline; may be repeated"""
     force: bool = False
-    """Replace what stands in the run's directory."""
-
-    def choice(self) -> Choice:
-        """The method and the task with all their settings; imports a user's own.
-
-        Raises:
-            UsageError: If a name or a setting is wrong, or the method lacks what the task needs.
-        """
-        registry.import_own(self.method, self.task)
-        precision = self.trainer.get("precision", registry.FULL_PRECISION)
-        given = self.preset, self.method_settings, self.task_settings, self.members, precision
-        choice = registry.choose(self.method, self.task, *given)
-        registry.import_own(*code_in(choice.task_settings))
-        return registry.under_its_name(choice, self.task_settings, precision)
+    """replace what stands in the run's directory"""
 
     def command(self, threads: int | None = None, processes: int = 1) -> str:
         """The command line that makes this run again: all that changes its numbers, no folders.
@@ -100,33 +111,44 @@ class Plan:
         return " ".join([*words, f"seed {self.seed}"])
 
 
-class Options(TypedDict, total=False):
-    """The fields of a plan but method and task, for editors and type checkers; a test holds it so."""
+class Option(NamedTuple):
+    """A field of a plan, for its flag and for the keywords of `bench.run`."""
 
-    preset: str
-    seed: int
-    method_settings: Mapping[str, Any]
-    task_settings: Mapping[str, Any]
-    members: int | None
-    trainer: Mapping[str, Any]
-    threads: int | None
-    out: Path | str
-    data_dir: str | None
-    loggers: tuple[Logger, ...]
-    force: bool
+    kind: Any
+    """Its type; the bounds of its values are the plan's to check."""
+    default: Any
+    help: str
 
 
-def shown(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a function that takes `Options`, with each option and its default, for `help`."""
+@cache
+def options() -> dict[str, Option]:
+    """The fields of a plan, in their order, but for method and task, which every run names."""
+    kinds, help = get_type_hints(Plan), _documentation(Plan)
+    return {
+        each.name: Option(kinds[each.name], {} if each.default is MISSING else each.default, help[each.name])
+        for each in fields(Plan)
+        if each.name not in ("method", "task")
+    }
+
+
+def _documentation(cls: type) -> dict[str, str]:
+    """What stands under the fields of a class, by name."""
+    (definition,) = ast.parse(inspect.getsource(cls)).body
+    assert isinstance(definition, ast.ClassDef)
+    return {
+        field.target.id: " ".join(text.value.value.split())
+        for field, text in pairwise(definition.body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+        if isinstance(text.value.value, str)
+    }
+
+
+def with_options(function: Callable[..., Any]) -> inspect.Signature:
+    """The signature of a function whose last parameter takes the options of a plan: with each of them."""
     own = inspect.signature(function)
-    plan = {field.name: field for field in fields(Plan)}
-    options = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default={} if plan[name].default is MISSING else plan[name].default,
-            annotation=annotation,
-        )
-        for name, annotation in Options.__annotations__.items()
+    keywords = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default, _) in options().items()
     ]
-    return own.replace(parameters=[*list(own.parameters.values())[:-1], *options])
+    return own.replace(parameters=[*list(own.parameters.values())[:-1], *keywords])

@@ -148,7 +148,7 @@ class _Bar:
     def start(self) -> None:
         self.live.start(refresh=True)
 
-    def tell(self, event: str) -> None:
+    def update(self, event: str) -> None:
         if event in ("stage", "log"):
             self.live.refresh()
 
@@ -172,7 +172,7 @@ class _Lines:
     def start(self) -> None:
         self.thread.start()
 
-    def tell(self, event: str) -> None:
+    def update(self, event: str) -> None:
         self.write(only_if_due=event != "stage")
 
     def notice(self, text: str) -> None:
@@ -234,7 +234,7 @@ class Shown:
             if event == "notice":
                 self.view.notice(f"{self.title}: {_printable(values['text'])}")
             else:
-                self.view.tell(event)
+                self.view.update(event)
 
     def stop(self, ending: str | None = None) -> None:
         """Ends what is shown."""

@@ -33,6 +33,7 @@ import safetensors.numpy
 
 import bench
 from bench.errors import UsageError
+from bench.settings import Schema
 from bench.spec import Arrays, Metrics, Row, Spec, Undefined
 from bench.system.files import read, write
 from bench.system.source import file_hash, source_hash
@@ -44,11 +45,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION: Final = 1
 
 
-class _Part(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class TaskPart(_Part):
+class TaskPart(Schema):
     """Which protocol, on which data."""
 
     name: str
@@ -59,7 +56,7 @@ class TaskPart(_Part):
     main_metric: str
 
 
-class MethodPart(_Part):
+class MethodPart(Schema):
     """Which approximation of the posterior, with which settings.
 
     Attributes:
@@ -82,7 +79,7 @@ class MethodPart(_Part):
     seed_matters: bool | None = None
 
 
-class FitPart(_Part):
+class FitPart(Schema):
     """One fit of the run.
 
     Attributes:
@@ -102,7 +99,7 @@ class FitPart(_Part):
     diagnostics: dict[str, float] = {}
 
 
-class Environment(_Part):
+class Environment(Schema):
     """What the run was computed on: versions, system, model of the device, number of CPU threads."""
 
     python: str
@@ -113,7 +110,7 @@ class Environment(_Part):
     threads: int
 
 
-class Provenance(_Part):
+class Provenance(Schema):
     """The source that the run was made from.
 
     Attributes:
@@ -135,7 +132,7 @@ class Provenance(_Part):
     arrays_digest: str | None
 
 
-class Record(_Part):
+class Record(Schema):
     """One run.
 
     Attributes:

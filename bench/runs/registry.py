@@ -1,51 +1,189 @@
-"""Names that a user may type, their presets, and the identity of a choice of settings.
+"""Names that a user may type, and the classes that they stand for.
 
-The suite's own names are those of the catalogue (`bench.runs.catalogue`). A user's own class is named
-`package.module:Class`, and is known once `import_own` has imported it.
+The suite's own methods and tasks are found by listing the files of `bench.methods` and `bench.tasks`. Their
+names are read from the source (`bench.system.names`); a file is imported, and torch with it, when an entry of
+it is asked for. A user's own class is named `package.module:Class`, and is known once `import_own` has
+imported it.
 """
 
 from __future__ import annotations
 
-import hashlib
+import ast
+import difflib
 import importlib
 import inspect
-import json
 import os
 import re
 import sys
-import tomllib
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pydantic.dataclasses import is_pydantic_dataclass
 
 import bench.methods
 import bench.tasks
 from bench.errors import BenchError, UsageError
-from bench.runs.catalogue import Entries, Entry, base_of, entry_of, nearest
 from bench.settings import CODE, build
+from bench.system.names import declared
 from bench.text import one_line
 
-PRESETS = ("smoke", "standard", "paper")
-TUNED = Path(__file__).parent / "presets" / "tuned"
-"""Folder of what `bench tune` found: `<task>/<method>.json`."""
-FULL_PRECISION = "32-true"
-"""What identities take for granted: Lightning's name for training in float32 throughout."""
 NONE = "none"
 """What a study in closed form has in place of a method; `methods()` does not list it."""
 CONTESTANTS = "bench.peers:"
 """How names begin that have the form of one's own, but are the suite's code: they need no trust."""
-_LONGEST_IDENTITY = 120
-Tuning = Literal["published", "tuned", "by_hand", "untuned"]
-"""Where the settings of a method come from; by_hand: set without a search, as on the command line."""
-_tuned = ContextVar("tuned", default=True)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A public name.
+
+    Attributes:
+        name: As typed on the command line.
+        cls: The class behind it.
+        fixed: Settings that the name fixes.
+        file: Stem of the file that declares it.
+        presets: Preset -> settings other than the defaults; of a method, on every task.
+        members: Of a method: how many independent copies the name stands for.
+        search: Of a method: setting -> range in `bench tune`.
+    """
+
+    name: str
+    cls: Any
+    fixed: Mapping[str, Any]
+    file: str
+    presets: Mapping[str, Mapping[str, Any]]
+    members: int = 1
+    search: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def provides(self) -> frozenset[str]:
+        """Capabilities of a method."""
+        from bench.engine.ensemble import capabilities
+
+        return capabilities(self.cls.provides, self.members)
+
+    @property
+    def summary(self) -> str:
+        """First line of the file's documentation."""
+        line = (inspect.getmodule(self.cls).__doc__ or self.cls.__doc__ or "").strip().splitlines()[0]
+        return line if self.members == 1 else f"{self.members} independent fits, pooled. {line}"
+
+    def flags(self) -> list[str]:
+        """Settings that a user may choose."""
+        return [f.name for f in fields(self.cls.settings_class) if f.name not in self.fixed]
+
+
+def misleads(task: type) -> str:
+    """What its file says would mislead a reader of a task's numbers, on one line; empty if it says nothing.
+
+    This is the paragraph of the file's documentation that begins with "What would mislead:", without these
+    words.
+    """
+    module = inspect.getmodule(task)
+    paragraphs = inspect.cleandoc(getattr(module, "__doc__", None) or "").split("\n\n")
+    found = (re.fullmatch(r"What would mislead:\s+(.+)", text, re.DOTALL) for text in paragraphs)
+    return next((" ".join(match[1].split()) for match in found if match), "")
+
+
+def _classes(module: Any, base: type) -> list[type]:
+    own = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, base)]
+    return [c for c in own if c.__module__ == module.__name__]
+
+
+def entry_of(name: str, cls: type, fixed: Mapping[str, Any], file: str, module: Any) -> Entry:
+    """The entry of a class under a name that fixes settings; presets and search are those of its module."""
+    settings = {k: v for k, v in fixed.items() if k != "members"}
+    presets, search = getattr(module, "PRESETS", {}), getattr(module, "SEARCH", {})
+    return Entry(name, cls, settings, file, presets, fixed.get("members", 1), search)
+
+
+class Entries(Mapping[str, Entry]):
+    """The entries of a package by name; the file of a name is imported when its entry is asked for.
+
+    Args:
+        package: `bench.methods` or `bench.tasks`.
+        kind: `method` or `task`.
+    """
+
+    def __init__(self, package: Any, kind: str) -> None:
+        self._package, self._kind = package, kind
+        self._declared = declared(package.__path__)
+        self._made: dict[str, Entry] = {}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._declared)
+
+    def __len__(self) -> int:
+        return len(self._declared)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._declared
+
+    def __getitem__(self, name: str) -> Entry:
+        if name not in self._made:
+            declaration = self._declared[name]
+            module = self._module(declaration.file)
+            base = base_of(self._kind)
+            classes = _classes(module, base)
+            if len(classes) != 1:
+                raise UsageError(f"{module.__file__} must declare one {base.__name__}, not {len(classes)}")
+            self._made[name] = entry_of(name, classes[0], declaration.fixed, declaration.file, module)
+        return self._made[name]
+
+    def may_hold(self, name: str) -> bool:
+        """Whether a name is declared, or may be one that spells out settings; imports nothing.
+
+        A name that spells out settings begins with the stem of its file.
+        """
+        return name in self or any(
+            known.has_pattern and name.startswith(f"{known.file}_") for known in self._declared.values()
+        )
+
+    def of_file(self, file: str) -> list[Entry]:
+        """The entries of one file, by its stem; none if there is no such file."""
+        return [self[name] for name, declaration in self._declared.items() if declaration.file == file]
+
+    def of_pattern(self, name: str) -> Entry | None:
+        """The entry of a name that spells out settings, as a file's `PATTERN` has it, under that name."""
+        for known, declaration in self._declared.items():
+            if not (declaration.has_pattern and name.startswith(f"{declaration.file}_")):
+                continue
+            match = self._module(declaration.file).PATTERN.fullmatch(name)
+            if match:
+                try:
+                    values = {setting: ast.literal_eval(text) for setting, text in match.groupdict().items()}
+                except (ValueError, SyntaxError):
+                    reason = "holds a number that cannot be read"
+                    raise UsageError(f"the name '{one_line(name)}' {reason}") from None
+                build(self[known].cls.settings_class, values, self._kind)  # says which value is out of range
+                return replace(self[known], name=name, fixed=values)
+        return None
+
+    def _module(self, file: str) -> Any:
+        try:
+            return importlib.import_module(f"{self._package.__name__}.{file}")
+        except Exception as error:
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise UsageError(f"cannot import {self._package.__name__}.{file}: {reason}") from error
+
+
+def base_of(kind: str) -> type:
+    """The class of the contract that every method, or every task, inherits."""
+    from bench.contract import Method, Task
+
+    return {"method": Method, "task": Task}[kind]
+
+
+def nearest(name: str, among: list[str]) -> str:
+    """' Did you mean ...?' with the nearest names, or what there is to choose from."""
+    known = {each.casefold(): each for each in among}
+    close = [known[each] for each in difflib.get_close_matches(name.casefold(), known, n=3, cutoff=0.5)]
+    return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(among)}"
 
 
 @cache
@@ -66,6 +204,8 @@ def refuse_unknown(method: str, task: str) -> None:
     Raises:
         UsageError: If a name is neither declared nor that of a user's own class; names the nearest.
     """
+    if tasks().may_hold(method) and methods().may_hold(task):
+        raise UsageError(f"METHOD stands before TASK, and {method} is a task: {task} {method}")
     for kind, name, known in (("method", method, methods()), ("task", task, tasks())):
         is_none = (kind, name) == ("method", NONE)
         if ":" not in name and not is_none and not known.may_hold(name):
@@ -204,9 +344,6 @@ def task(name: str) -> Entry:
     return _find(name, "task", tasks())
 
 
-# ------------------------------------------------------------------------------------ presets, identity
-
-
 def with_members(entry: Entry, members: int | None) -> Entry:
     """The method as an ensemble of so many members: under the name that stands for it, if there is one."""
     if members is None or members == entry.members:
@@ -224,202 +361,16 @@ def member(method: Entry) -> Entry:
     return same[0] if same else method
 
 
-def tuned_path(method: str, task: str, root: Path) -> Path:
-    """Where the result of tuning a method on a task lies below `root`."""
-    return root / _file_safe(task) / f"{_file_safe(method)}.json"
+def narrowest(method: Entry, settings: Mapping[str, Any]) -> Entry:
+    """The method under the name of its file that fixes most of these settings, as so many members.
 
-
-@contextmanager
-def untuned() -> Iterator[None]:
-    """Inside the block no tuned settings are read: presets and identities are as before any tuning."""
-    token = _tuned.set(False)
-    try:
-        yield
-    finally:
-        _tuned.reset(token)
-
-
-def is_untuned() -> bool:
-    """Whether no tuned settings are read."""
-    return not _tuned.get()
-
-
-def _pair_presets(method: Entry, task: Entry, tuned: bool) -> dict[str, dict[str, Any]]:
-    """Preset -> settings of the method for the task, with the key `provenance`.
-
-    With `tuned`, what tuning chose on the task of this name takes the place of the table of `standard`. An
-    ensemble has the settings of its member.
+    Names that spell out settings (`PATTERN`) are not looked for.
     """
-    path = files("bench.runs") / "presets" / f"{task.file}.toml"
-    table = tomllib.loads(path.read_text()) if path.is_file() else {}
-    name = member(method).name
-    if method.fixed and name not in methods() and method.file in methods():  # a name that spells out settings
-        name = method.file
-    pairs = {preset: table.get(preset, {}).get(name, {}) for preset in PRESETS}
-    result = tuned_path(name, task.name, TUNED)
-    if tuned and result.is_file():
-        try:
-            chosen = dict(json.loads(result.read_text())["chosen"])
-        except (ValueError, KeyError, TypeError):
-            raise UsageError(f"{result} is no result of bench tune: remove it or tune again") from None
-        pairs["standard"] = chosen | {"provenance": "tuned"}
-    return pairs
-
-
-def preset_values(method: Entry, task: Entry, preset: str) -> tuple[dict[str, Any], dict[str, Any], Tuning]:
-    """What a preset sets: values for the method, values for the task, and where the method's come from.
-
-    Smoke and paper are standard and, on top, what the method says of them on every task and the task's table
-    for the method. Paper knows no tuned settings: it has the published ones.
-
-    Returns:
-        Method values, task values, and where the method's come from.
-
-    Raises:
-        UsageError: If there is no such preset.
-    """
-    if preset not in PRESETS:
-        raise UsageError(f"unknown preset '{preset}': {nearest(preset, list(PRESETS))}")
-    pairs = _pair_presets(method, task, _tuned.get() and preset != "paper")
-    chosen = {**method.presets.get("standard", {}), **pairs["standard"]}
-    if preset != "standard":
-        chosen |= {**method.presets.get(preset, {}), **pairs[preset]}
-    provenance = chosen.pop("provenance", "untuned")
-    return {**chosen, **method.fixed}, {**task.fixed, **task.presets.get(preset, {})}, provenance
-
-
-def identity(entry: Entry, settings: Any, standard: Any, precision: str = FULL_PRECISION) -> str:
-    """The name and every setting that differs from the preset `standard`, as one file-safe string.
-
-    Of a method the floating-point precision of its training stands last, where it is not full.
-
-    Equal strings mean equal settings. One over 120 characters ends in a hash in place of the rest.
-    """
-    standard_values = asdict(standard)
-    differing = {k: v for k, v in asdict(settings).items() if v != standard_values[k]}
-    known = methods().get(entry.name)
-    if entry.members != (known.members if known else 1):
-        differing = {"members": entry.members, **differing}
-    if precision != FULL_PRECISION:
-        differing = {**differing, "precision": precision}
-    text = _file_safe(entry.name)
-    if differing:
-        text += "+" + ",".join(f"{name}={_safe(value)}" for name, value in differing.items())
-    if len(text) > _LONGEST_IDENTITY:
-        digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-        text = f"{text[: _LONGEST_IDENTITY - 13]}-{digest}"
-    return text
-
-
-def _safe(value: Any) -> str:
-    if isinstance(value, float):
-        value += 0.0  # -0.0 equals 0.0, and so has its name
-    text = json.dumps(value) if isinstance(value, bool | None) else str(value)
-    return re.sub(r"[^A-Za-z0-9._+-]", lambda match: f"~{ord(match[0]):x}~", text)
-
-
-def _file_safe(name: str) -> str:
-    return _safe(name.replace(":", "."))
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A method and a task with settings, as a command line or a record names them."""
-
-    method: Entry
-    method_settings: Any
-    method_identity: str
-    task: Entry
-    task_settings: Any
-    task_identity: str
-    preset: str
-    tuning: Tuning
-
-    def directory(self, seed: int) -> Path:
-        """The run's directory below the folder for runs."""
-        return Path(self.task_identity, self.method_identity, f"{self.preset}-seed{seed}")
-
-
-def choose(
-    method_name: str,
-    task_name: str,
-    preset: str = "standard",
-    method_values: Mapping[str, Any] | None = None,
-    task_values: Mapping[str, Any] | None = None,
-    members: int | None = None,
-    precision: str = FULL_PRECISION,
-) -> Choice:
-    """Resolves names, preset and overrides; settings other than the preset's are set `by_hand`.
-
-    The precision of training is part of the method's identity, and no setting of the method.
-
-    Raises:
-        UsageError: If a name, a preset or a value is wrong, the method lacks what the task needs, or a study
-            in closed form is to have a method, or any other task none.
-    """
-    m, t = with_members(method(method_name), members), task(task_name)
-    preset_m, preset_t, tuning = preset_values(m, t, preset)
-    standard_m, standard_t, _ = preset_values(m, t, "standard")
-    for entry, values, flag in ((m, method_values, "method"), (t, task_values, "task")):
-        for name in values or {}:
-            if name not in entry.flags():
-                raise UsageError(
-                    f"--{flag}.{name}: {entry.name} has no such setting; {nearest(name, entry.flags())}"
-                )
-    chosen_m = build(m.cls.settings_class, {**preset_m, **(method_values or {})}, "method")
-    chosen_t = build(t.cls.settings_class, {**preset_t, **(task_values or {})}, "task")
-    if chosen_m != build(m.cls.settings_class, preset_m, "method"):
-        tuning = "by_hand"
-    with defects(f"the spec of {t.name}"):
-        spec = t.cls(chosen_t).spec
-        requires, closed_form = spec.requires, spec.closed_form
-    if closed_form and (m.name != NONE or m.members > 1):
-        raise UsageError(
-            f"{t.name} is a study in closed form, which fits nothing: give METHOD none, without --members"
-        )
-    if m.name == NONE and not closed_form:
-        raise UsageError(f"{t.name} needs a method, none is for studies in closed form: bench list methods")
-    lacking = sorted(requires - m.provides)
-    if lacking:
-        able = [name for name, entry in methods().items() if not requires - entry.provides]
-        raise UsageError(
-            f"{m.name} cannot run {t.name}: it lacks the capability {', '.join(lacking)}; "
-            f"methods that have it: {', '.join(able)}"
-        )
-    return Choice(
-        m,
-        chosen_m,
-        identity(m, chosen_m, build(m.cls.settings_class, standard_m, "method"), precision),
-        t,
-        chosen_t,
-        identity(t, chosen_t, build(t.cls.settings_class, standard_t, "task")),
-        preset,
-        tuning,
-    )
-
-
-def under_its_name(choice: Choice, task_values: Mapping[str, Any], precision: str = FULL_PRECISION) -> Choice:
-    """The choice under the name that fixes most of what it chose: one posterior has one name.
-
-    `laplace` with the settings that `laplace_last_layer` fixes is `laplace_last_layer`. Settings stay as they
-    are. Names that spell out settings (`PATTERN`) are not looked for.
-
-    Args:
-        choice: Of a method by the name that was typed.
-        task_values: What the choice was given of the task's settings.
-        precision: What the choice was given of the precision of training.
-    """
-    typed, chosen = choice.method, asdict(choice.method_settings)
-    narrower = [
+    names = [
         entry
-        for entry in methods().of_file(typed.file)
-        if entry.cls is typed.cls
-        and len(entry.fixed) > len(typed.fixed)
-        and all(chosen[name] == value for name, value in entry.fixed.items())
+        for entry in methods().of_file(method.file)
+        if entry.cls is method.cls
+        and len(entry.fixed) > len(method.fixed)
+        and all(settings[name] == value for name, value in entry.fixed.items())
     ]
-    if not narrower:
-        return choice
-    entry = max(narrower, key=lambda entry: len(entry.fixed))
-    values = {name: value for name, value in chosen.items() if name in entry.flags()}
-    members = typed.members
-    return choose(entry.name, choice.task.name, choice.preset, values, task_values, members, precision)
+    return with_members(max(names, key=lambda entry: len(entry.fixed)), method.members) if names else method

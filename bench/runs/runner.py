@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, Unpack
+from typing import Any, Literal
 
 from bench import figures
 from bench.contract import Arrays, FinishedRun, Method, Problem, Row, Task
@@ -26,11 +26,11 @@ from bench.engine import checkpoints
 from bench.engine.engine import Engine
 from bench.engine.ensemble import Ensemble
 from bench.errors import BenchError, Diverged, OutputError, UsageError
-from bench.runs import holdings, loggers, records, registry
+from bench.runs import holdings, loggers, records, registry, resolution
 from bench.runs.claim import Claim, claimed, log_file
 from bench.runs.events import Observer, noticing, written
-from bench.runs.job import Job, made_already, make
-from bench.runs.plan import Options, Plan, shown
+from bench.runs.plan import Plan, with_options
+from bench.runs.setup import Setup, made_already, set_up
 from bench.settings import build
 from bench.system import files, processes
 
@@ -57,7 +57,7 @@ class Run:
         return records.read_record(self.directory)
 
 
-def run(method: str, task: str, *, observers: tuple[Observer, ...] = (), **options: Unpack[Options]) -> Run:
+def run(method: str, task: str, *, observers: tuple[Observer, ...] = (), **options: Any) -> Run:
     """Fits a method on a task, scores it, and writes the record; what `bench run` does.
 
     A run that is there already is returned as it is, and so is told where the suite's source is another by
@@ -79,66 +79,66 @@ def run(method: str, task: str, *, observers: tuple[Observer, ...] = (), **optio
     return execute(build(Plan, {"method": method, "task": task, **options}), observers)
 
 
-run.__signature__ = shown(run)  # type: ignore[attr-defined]  # for `help`; editors read `Options`
+run.__signature__ = with_options(run)  # type: ignore[attr-defined]
 
 
 def execute(plan: Plan, observers: tuple[Observer, ...] = ()) -> Run:
     """Runs a plan; see `run`."""
-    job = make(plan)
-    place = job.engine.place
+    setup = set_up(plan)
+    place = setup.engine.place
     starts = place.starts_others or place.world == 1  # processes that may be started in vain
-    if starts and (record := made_already(job)) is not None:
-        return _as_it_is(job, record, observers)
-    job.engine.check()
-    if plan.threads is None:
-        processes.divide_threads(place)
-    with processes.running():
-        if place.world > 1 and (record := processes.from_first(lambda: made_already(job))) is not None:
-            return _as_it_is(job, record, observers)
-        return _first(job, observers) if place.rank == 0 else _further(job)
+    if not starts or (record := made_already(setup)) is None:
+        setup.engine.check()
+        if plan.threads is None:
+            processes.divide_threads(place)
+        with processes.running():
+            record = processes.from_first(lambda: made_already(setup)) if place.world > 1 else None
+            if record is None:
+                return _first(setup, observers) if place.rank == 0 else _further(setup)
+    return _as_it_is(setup, record, observers)
 
 
-def _first(job: Job, observers: tuple[Observer, ...]) -> Run:
+def _first(setup: Setup, observers: tuple[Observer, ...]) -> Run:
     """The run in the first process, which alone writes what the run leaves; checkpoints of fits apart."""
     notices: list[str] = []
     opened: list[Any] = []
     with ExitStack() as stack:
 
         def begin() -> None:
-            claim = stack.enter_context(claimed(job.directory, job.fingerprint, job.plan.force))
-            log = stack.enter_context(log_file(job.directory / "log.txt"))
+            claim = stack.enter_context(claimed(setup.directory, setup.fingerprint, setup.plan.force))
+            log = stack.enter_context(log_file(setup.directory / "log.txt"))
             observing = (claim.observe, *observers, noticing(notices), written(log))
-            opened.extend((claim, log, stack.enter_context(_observed(job, observing))))
+            opened.extend((claim, log, stack.enter_context(_observed(setup, observing))))
 
         processes.from_first(begin)
-        claim, log, tell = opened
-        log.info(job.command)
-        outcome = _outcome(job, claim, log)
-        ending = partial(_end, job, outcome, claim, log, tell)
+        claim, log, notify = opened
+        log.info(setup.command)
+        outcome = _outcome(setup, claim, log)
+        ending = partial(_end, setup, outcome, claim, log, notify)
         if outcome.status == "failed":  # the further processes have ended by the same defect
             ending()
         processes.from_first(ending)
-    return Run(job.directory, notices=tuple(notices))
+    return Run(setup.directory, notices=tuple(notices))
 
 
-def _end(job: Job, outcome: _Outcome, claim: Claim, log: logging.Logger, tell: Observer) -> None:
+def _end(setup: Setup, outcome: _Outcome, claim: Claim, log: logging.Logger, notify: Observer) -> None:
     """Writes what the run leaves; raises what it failed by."""
-    record = _record(job, outcome)
-    _write(job, outcome, record, log, tell)
-    tell("record", {"directory": str(job.directory)})
+    record = _record(setup, outcome)
+    _write(setup, outcome, record, log, notify)
+    notify("record", {"directory": str(setup.directory)})
     claim.marker.unlink(missing_ok=True)
     log.info(f"{outcome.status} in {outcome.seconds:.1f} s: {record.metrics}")
     if (failure := outcome.failure) is not None:
-        where = f"the traceback is in {job.directory}/log.txt"
-        hint = where if outcome.status == "failed" else f"recorded in {job.directory}"
+        where = f"the traceback is in {setup.directory}/log.txt"
+        hint = where if outcome.status == "failed" else f"recorded in {setup.directory}"
         raise type(failure)(f"{failure}; {hint}")
 
 
-def _further(job: Job) -> Run:
+def _further(setup: Setup) -> Run:
     """The run in a further process, which computes along."""
     processes.from_first(lambda: None)  # the directory is claimed
     try:
-        _compute(job.protocol, job.engine)
+        _compute(setup.protocol, setup.engine)
     except Diverged:  # as the first process has: it writes the record, and tells
         pass
     except Exception as error:
@@ -146,7 +146,7 @@ def _further(job: Job) -> Run:
             processes.report(error)
         raise
     processes.from_first(lambda: None)  # all is written
-    return Run(job.directory, is_first_process=False)
+    return Run(setup.directory, is_first_process=False)
 
 
 def load(run: str | Path, data_dir: str | None = None, imports: tuple[str, ...] = ()) -> Any:
@@ -208,7 +208,7 @@ def finished(directory: Path, path: Path | None = None, curves_path: Path | None
     holdings.check(directory)
     task, made = task_of(record), record.method
     method = registry.with_members(registry.method(made.name), made.members)
-    *preset, _ = registry.preset_values(method, registry.task(record.task.name), record.preset)
+    *preset, _ = resolution.preset_values(method, registry.task(record.task.name), record.preset)
     given = build(method.cls.settings_class, made.settings, "method"), task.settings
     changed = {
         f"{kind}.{name}": value
@@ -216,7 +216,7 @@ def finished(directory: Path, path: Path | None = None, curves_path: Path | None
         for name, value in asdict(own).items()
         if value != getattr(build(type(own), values, kind), name)
     }
-    if record.precision != registry.FULL_PRECISION:
+    if record.precision != resolution.FULL_PRECISION:
         changed["trainer.precision"] = record.precision
     arrays = records.read_arrays(directory, path)
     if (curves_path or directory / "curves.csv").exists():
@@ -271,36 +271,38 @@ def redraw(directory: Path) -> list[Path]:
 # ------------------------------------------------------------------------------------------- before the run
 
 
-def _as_it_is(job: Job, record: records.Record, observers: tuple[Observer, ...]) -> Run:
+def _as_it_is(setup: Setup, record: records.Record, observers: tuple[Observer, ...]) -> Run:
     """A run that was made already, told as such; raises Diverged if it diverged."""
     same = record.provenance.source_hash == records.source_hash()
     source = "" if same else " by another version of the suite"
-    told = f"{job.directory} holds this run, made {record.created}{source}; --force makes it anew"
+    told = f"{setup.directory} holds this run, made {record.created}{source}; --force makes it anew"
     if record.status == "diverged":
         raise Diverged(f"{record.reason}; {told}")
     for observer in observers:
         observer("notice", {"text": told})
-    return Run(job.directory, notices=(told,))
+    return Run(setup.directory, notices=(told,))
 
 
 @contextmanager
-def _observed(job: Job, observers: tuple[Observer, ...]) -> Iterator[Observer]:
+def _observed(setup: Setup, observers: tuple[Observer, ...]) -> Iterator[Observer]:
     """Has the observers told of the run, and the plan's loggers; gives who tells them."""
-    engine, further = job.engine, list[Observer]()
+    engine, further = setup.engine, list[Observer]()
 
-    def tell(event: str, values: dict[str, Any]) -> None:
+    def notify(event: str, values: dict[str, Any]) -> None:
         steps = sum(fit["steps"] for fit in engine.fits) + values.get("steps", 0)
         for observer in (*observers, *further):
             observer(event, values | {"steps": steps})
 
     def warn(text: str) -> None:
-        tell("notice", {"text": text})
+        notify("notice", {"text": text})
 
-    with loggers.logging(job.plan.loggers, job.directory, job.choice, job.fingerprint, warn) as opened:
+    with loggers.logging(
+        setup.plan.loggers, setup.directory, setup.choice, setup.fingerprint, warn
+    ) as opened:
         further += opened
 
-        engine.observe(tell)
-        yield tell
+        engine.observe(notify)
+        yield notify
 
 
 # ------------------------------------------------------------------------------------------- the run itself
@@ -336,7 +338,7 @@ class _Outcome:
     scores: records.Scores | None = None
 
 
-def _outcome(job: Job, claim: Claim, log: logging.Logger) -> _Outcome:
+def _outcome(setup: Setup, claim: Claim, log: logging.Logger) -> _Outcome:
     """Runs the task, writes its arrays, and scores it.
 
     A run that diverges is a result. So is a defect, in the suite or in a user's own method or task: it is
@@ -344,10 +346,10 @@ def _outcome(job: Job, claim: Claim, log: logging.Logger) -> _Outcome:
     """
     arrays = digest = None
     try:
-        found = _compute(job.protocol, job.engine)
-        records.write_arrays(job.directory, found)
+        found = _compute(setup.protocol, setup.engine)
+        records.write_arrays(setup.directory, found)
         arrays, digest = found, array_digest(found)
-        scores = records.split_metrics(job.protocol.score(arrays), job.protocol.spec)
+        scores = records.split_metrics(setup.protocol.score(arrays), setup.protocol.spec)
     except Diverged as error:
         return _Outcome("diverged", claim.seconds, error, arrays, digest)
     except BenchError as error:
@@ -364,8 +366,8 @@ def _outcome(job: Job, claim: Claim, log: logging.Logger) -> _Outcome:
 # -------------------------------------------------------------------------------------------- after the run
 
 
-def _record(job: Job, outcome: _Outcome) -> records.Record:
-    choice, engine, spec = job.choice, job.engine, job.protocol.spec
+def _record(setup: Setup, outcome: _Outcome) -> records.Record:
+    choice, engine, spec = setup.choice, setup.engine, setup.protocol.spec
     nothing = dict.fromkeys(spec.metrics), dict.fromkeys(spec.metrics, f"the run {outcome.status}")
     metrics, undefined = outcome.scores or nothing
     return records.Record(
@@ -376,7 +378,7 @@ def _record(job: Job, outcome: _Outcome) -> records.Record:
             name=choice.task.name,
             identity=choice.task_identity,
             version=spec.version,
-            data_digest=job.digest,
+            data_digest=setup.digest,
             settings=asdict(choice.task_settings),
             main_metric=spec.main_metric,
         ),
@@ -390,8 +392,8 @@ def _record(job: Job, outcome: _Outcome) -> records.Record:
             seed_matters=choice.method.cls.seed_matters,
         ),
         preset=choice.preset,
-        seed=job.plan.seed,
-        command=job.command,
+        seed=setup.plan.seed,
+        command=setup.command,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         metrics=metrics,
         undefined=undefined,
@@ -401,7 +403,7 @@ def _record(job: Job, outcome: _Outcome) -> records.Record:
         seconds=round(outcome.seconds, 3),
         environment=records.environment(records.device_name(engine.device)),
         trainer=asdict(engine.options),
-        provenance=records.provenance(job.method_file, outcome.digest, job.task_file),
+        provenance=records.provenance(setup.method_file, outcome.digest, setup.task_file),
     )
 
 
@@ -415,21 +417,23 @@ def _finite(values: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def _write(job: Job, outcome: _Outcome, record: records.Record, log: logging.Logger, tell: Observer) -> None:
+def _write(
+    setup: Setup, outcome: _Outcome, record: records.Record, log: logging.Logger, notify: Observer
+) -> None:
     """Writes what is not written yet, `record.json` last: a directory with it holds a finished run."""
-    directory, engine, task, arrays = job.directory, job.engine, job.protocol, outcome.arrays
+    directory, engine, task, arrays = setup.directory, setup.engine, setup.protocol, outcome.arrays
     own: list[Row] = []
     rows = [Row(f"{name} (validation)", stage, x, value) for name, stage, x, value in engine.logged]
     for stage, history in engine.histories:
         rows += [Row(k, stage, r["epoch"], v) for r in history for k, v in r.items() if k != "epoch"]
     if arrays is not None:
-        with _spared(directory, log, tell, "curves"):
+        with _spared(directory, log, notify, "curves"):
             own = records.checked_curves(task.curves(arrays))
-        with _spared(directory, log, tell, "figures"):
+        with _spared(directory, log, notify, "figures"):
             charts = task.figures(arrays)
             figures.save(charts, directory / "figures", figures.footer([record.label]))
-    with _spared(directory, log, tell, "notes"):
-        for name, text in task.leaves().items():
+    with _spared(directory, log, notify, "notes"):
+        for name, text in task.notes().items():
             files.write(directory / name, text.encode())
     records.write_curves(directory, own + rows)
     holdings.keep(directory)
@@ -437,7 +441,7 @@ def _write(job: Job, outcome: _Outcome, record: records.Record, log: logging.Log
 
 
 @contextmanager
-def _spared(directory: Path, log: logging.Logger, tell: Observer, what: str) -> Iterator[None]:
+def _spared(directory: Path, log: logging.Logger, notify: Observer, what: str) -> Iterator[None]:
     """A defect of the task inside the block costs its curves or figures, and not the run: it is told."""
     try:
         yield
@@ -449,7 +453,7 @@ def _spared(directory: Path, log: logging.Logger, tell: Observer, what: str) -> 
             f"the task cannot make its {what}: {_first_line(error)}; "
             f"the traceback is in {directory}/log.txt; once mended, bench figures {directory} makes them"
         )
-        tell("notice", {"text": text})
+        notify("notice", {"text": text})
 
 
 def _first_line(error: BaseException) -> str:

@@ -32,7 +32,7 @@ from bench.engine.watch import STEPS_TOLD
 from bench.errors import BenchError, UsageError
 from bench.runs import records
 from bench.runs.events import Observer, Reader, terms
-from bench.runs.registry import Choice
+from bench.runs.resolution import Choice
 from bench.system.files import write
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class _Told:
             at = {key(self.task, "validation", "step"): number.step}
             self._add(steps, {key(self.task, "validation", number.name): number.value}, at)
         elif event == "record":
-            self._try(self._tell_record, Path(values["directory"]))
+            self._try(self._send_record, Path(values["directory"]))
         if time.monotonic() - self._sent >= _SENT_EVERY:
             self.send()
 
@@ -237,7 +237,7 @@ class _Told:
                 f"Weights & Biases: {type(error).__name__}: {first}; wandb sync sends what lies in {where}"
             )
 
-    def _tell_record(self, directory: Path) -> None:
+    def _send_record(self, directory: Path) -> None:
         """Final metrics, tables, figures and the record itself."""
         import wandb
 

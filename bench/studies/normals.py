@@ -29,7 +29,7 @@ def stored(mean: torch.Tensor, variance: torch.Tensor) -> tuple[np.ndarray, np.n
     return mean.clamp(-LARGEST, LARGEST).half().numpy(), variance.clamp(min=SMALLEST).numpy()
 
 
-def once(variance: np.ndarray) -> np.ndarray:
+def without_repeats(variance: np.ndarray) -> np.ndarray:
     """Variances `[..., S, N]` with a single entry along S or N where all are equal there."""
     for axis in (-2, -1):
         first = variance.take([0], axis)

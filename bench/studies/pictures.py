@@ -78,7 +78,7 @@ def foreign(name: str, known: np.ndarray, data_dir: str | None) -> np.ndarray:
     return np.stack([image[:, order] for image, order in zip(flat, orders, strict=True)]).reshape(known.shape)
 
 
-class Part(NamedTuple):
+class ImageGroup(NamedTuple):
     """Images uint8 `[N, C, H, W]` that are predicted together, and how they are corrupted; None is not."""
 
     images: np.ndarray
@@ -86,7 +86,7 @@ class Part(NamedTuple):
     severity: int = 0
 
 
-class Parts(Stored):
+class ImageGroups(Stored):
     """Parts one after another, corrupted when they are read; their targets are zeros.
 
     Args:
@@ -95,7 +95,7 @@ class Parts(Stored):
         std: Their standard deviation `[C, 1, 1]`.
     """
 
-    def __init__(self, parts: Sequence[Part], mean: Tensor, std: Tensor) -> None:
+    def __init__(self, parts: Sequence[ImageGroup], mean: Tensor, std: Tensor) -> None:
         self.parts, self.mean, self.std = parts, mean, std
         self.sizes = [len(part.images) for part in parts]
 

@@ -185,7 +185,7 @@ class Readings:
         return -self.log_probs[np.arange(len(self.labels)), self.labels]
 
     @cached_property
-    def once(self) -> np.ndarray:
+    def each_one(self) -> np.ndarray:
         """The counts of the test set itself, `[N]`."""
         return np.ones(len(self.labels))
 
@@ -243,7 +243,7 @@ class Readings:
         bins = np.minimum((BINS * lower).astype(int), BINS - 1)
         size, predicted, sick = (
             np.bincount(bins, counts * values, BINS)
-            for values in (self.once, self.probabilities, self.labels)
+            for values in (self.each_one, self.probabilities, self.labels)
         )
         held = size > 0
         return size[held] / size.sum(), predicted[held] / size[held], sick[held] / size[held]
@@ -285,7 +285,7 @@ class Readings:
     @cached_property
     def values(self) -> dict[str, float]:
         """The statistics of the test set."""
-        return self.statistics(self.once)
+        return self.statistics(self.each_one)
 
     @cached_property
     def errors(self) -> dict[str, float]:
@@ -330,7 +330,7 @@ def controls(readings: Readings) -> dict[str, np.ndarray]:
     inverted = np.argsort(-readings.uncertainty[name], kind="stable")
     orders = {"shuffled": shuffled(len(readings.labels)), "inverted": inverted}
     return {
-        f"{SHOWN[name]}, {what}": readings.referral_curve(order, readings.once)
+        f"{SHOWN[name]}, {what}": readings.referral_curve(order, readings.each_one)
         for what, order in orders.items()
     }
 
@@ -343,10 +343,10 @@ def curves(readings: Readings) -> list[Row]:
             rows += [Row(curve, SHOWN[name], p, values[f"auc_{p}_{name}"]) for p in GRID]
     for name, broken in controls(readings).items():
         rows += [Row(CONTROL, name, p, float(v)) for p, v in zip(GRID, broken, strict=True)]
-    _, predicted, sick = readings.calibration(readings.once, adaptive=True)
+    _, predicted, sick = readings.calibration(readings.each_one, adaptive=True)
     bins = f"{BINS} bins of as many images"
     rows += [Row(CALIBRATION, bins, float(p), float(s)) for p, s in zip(predicted, sick, strict=True)]
-    sensitivities = [readings.sensitivity(readings.once, 100 - alarms) for alarms in range(101)]
+    sensitivities = [readings.sensitivity(readings.each_one, 100 - alarms) for alarms in range(101)]
     rows += [Row(ROC, "nothing referred", a / 100, value) for a, value in enumerate(sensitivities)]
     return [row for row in rows if np.isfinite(row.value)]
 

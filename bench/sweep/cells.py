@@ -23,6 +23,7 @@ from bench.runs.folders import look
 from bench.runs.plan import Plan
 from bench.runs.progress import Course
 from bench.runs.records import Record
+from bench.runs.resolution import resolve
 from bench.system.files import is_locked, write
 
 FOLDER = "sweep"
@@ -51,7 +52,7 @@ class Note:
     @classmethod
     def of(cls, cell: Plan) -> Note:
         """The note of a cell; raises UsageError where the cell can have no run."""
-        return cls(cell.out, cell.choice().directory(cell.seed))
+        return cls(cell.out, resolve(cell).directory(cell.seed))
 
     def observe(self, event: str, values: dict[str, Any]) -> None:
         """As an observer of the run: notes its progress, at every stage and at most once a second else."""
@@ -59,9 +60,9 @@ class Note:
         if event == "stage" or time.monotonic() - self._told >= EVERY:
             self._told = time.monotonic()
             *_, what = next(self._course.words("")).partition(": ")
-            self.tell("running", share=self._course.share, left=self._course.seconds_left, what=what)
+            self.write_state("running", share=self._course.share, left=self._course.seconds_left, what=what)
 
-    def tell(self, state: State, reason: str = "", **values: Any) -> None:
+    def write_state(self, state: State, reason: str = "", **values: Any) -> None:
         """Writes how the cell stands."""
         write(self.path, json.dumps({"state": state, "reason": reason, **values}).encode())
 
@@ -121,7 +122,7 @@ def write_plan(out: Path, cells: Sequence[Plan]) -> None:
     for cell in cells:
         entry: dict[str, Any] = {"cell": str(cell), "preset": cell.preset}
         try:
-            entry["run"] = str(cell.choice().directory(cell.seed))
+            entry["run"] = str(resolve(cell).directory(cell.seed))
         except UsageError as error:
             entry["refused"] = str(error)
         planned.append(entry)

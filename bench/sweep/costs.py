@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.errors import BenchError
-from bench.runs import registry
+from bench.runs import resolution
 from bench.runs.forecast import Forecast, forecast
 from bench.runs.plan import Plan
 from bench.settings import build
@@ -131,7 +131,7 @@ def main() -> int:
     os.dup2(2, 1)  # what libraries print is no answer
     told = json.loads(sys.stdin.read())
     try:
-        with registry.untuned() if told["untuned"] else nullcontext():
+        with resolution.untuned() if told["untuned"] else nullcontext():
             print(json.dumps(asdict(forecast(build(Plan, told["cell"])))), file=answer)
     except BenchError as error:
         print(json.dumps({"reason": str(error), "refused": True}), file=answer)

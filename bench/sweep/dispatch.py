@@ -97,7 +97,7 @@ def run_all(
             if (outcome := settled(cell)) is not None:
                 board.outcomes[number] = outcome
                 if outcome.refusal is not None and outcome.directory is not None:
-                    board.note(number).tell("refused", str(outcome.refusal))
+                    board.note(number).write_state("refused", str(outcome.refusal))
             elif is_locked(board.note(number).directory):
                 elsewhere.add(number)
             else:
@@ -144,12 +144,12 @@ def _outcome(board: Board, number: int, end: End) -> Outcome:
     if end.state == "unwritable":
         raise OutputError(end.reason)
     if end.state == "refused":
-        note.tell("refused", end.reason)
+        note.write_state("refused", end.reason)
         return Outcome(cell, note.directory, None, UsageError(end.reason), end.began)
     if end.state == "died":
         times = f", {len(board.deaths[number]) + 1} times" if board.deaths[number] else ""
         reason = f"failed: {end.reason}{times}; what it printed is in {note.log}"
-        note.tell("failed", reason)
+        note.write_state("failed", reason)
         return Outcome(cell, note.directory, None, BenchError(reason), True)
     try:
         return Outcome(cell, note.directory, read_record(note.directory), began=end.began)

@@ -31,7 +31,8 @@ from bench.errors import BenchError, DataError, OutputError, UsageError
 from bench.runs import holdings, runner
 from bench.runs.plan import Plan
 from bench.runs.records import Record, read_record
-from bench.runs.registry import PRESETS, Choice, nearest
+from bench.runs.registry import nearest
+from bench.runs.resolution import PRESETS, Choice, resolve
 from bench.settings import Count, Seed, build, read_yaml
 
 
@@ -230,7 +231,7 @@ def settled(cell: Plan) -> Outcome | None:
     """What is known of a cell before it runs: its finished run, or its refusal; None if it is to run."""
     directory: Path | None = None
     try:
-        choice = cell.choice()
+        choice = resolve(cell)
         directory = cell.out / choice.directory(cell.seed)
         record = finished(directory, choice, cell.force)
     except BenchError as error:
@@ -244,7 +245,7 @@ def directory_of(cell: Plan) -> Path:
     Raises:
         UsageError: If there can be none.
     """
-    return cell.out / cell.choice().directory(cell.seed)
+    return cell.out / resolve(cell).directory(cell.seed)
 
 
 def finished(directory: Path, choice: Choice, force: bool = False) -> Record | None:

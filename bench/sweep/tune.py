@@ -31,20 +31,17 @@ import torch
 from bench import randomness
 from bench.contract import Spec
 from bench.errors import BenchError, DataError, UsageError
-from bench.runs import records, registry
+from bench.runs import records, registry, resolution
 from bench.runs.plan import Plan
 from bench.runs.registry import Entry
+from bench.runs.resolution import resolve
 from bench.runs.runner import Observer
-from bench.settings import build
+from bench.settings import Schema, build
 from bench.sweep.sweep import Outcome, run_cell
 from bench.system.files import write, writing
 
 
-class _Part(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class Configuration(_Part):
+class Configuration(Schema):
     """One configuration: the settings that are searched, and the criterion, null unless it completed."""
 
     number: int
@@ -56,14 +53,14 @@ class Configuration(_Part):
     steps: int
 
 
-class Criterion(_Part):
+class Criterion(Schema):
     """What was looked at: a metric on validation data."""
 
     metric: str
     higher_is_better: bool
 
 
-class Sampler(_Part):
+class Sampler(Schema):
     """Who draws the configurations.
 
     Attributes:
@@ -76,7 +73,7 @@ class Sampler(_Part):
     round: int = 1
 
 
-class Tuning(_Part):
+class Tuning(Schema):
     """What a search tried and chose; `chosen` holds every setting that the method's name leaves open."""
 
     schema_version: Literal[1]
@@ -181,17 +178,17 @@ Watch = Callable[[str], AbstractContextManager[Observer]]
 """Given the title of a run, a context whose value observes the run."""
 
 
-Run = Callable[[list[Plan]], list[Outcome]]
+RunCells = Callable[[list[Plan]], list[Outcome]]
 """Runs cells anywhere, and gives their outcomes in the same order."""
 
 
 def tune(
     plan: Plan,
     budget: int,
-    to: Path = registry.TUNED,
+    to: Path = resolution.TUNED,
     watch: Watch = lambda title: nullcontext(lambda *_: None),
     sampler: Sampler | None = None,
-    run: Run | None = None,
+    run: RunCells | None = None,
 ) -> Tuning:
     """Runs the configurations of a budget and writes what was found; what `bench tune` does.
 
@@ -216,16 +213,16 @@ def tune(
         raise UsageError(f"--budget {budget}: must be 2 or more; the first configuration is the untuned one")
     sampler = sampler or Sampler()
     first = budget if sampler.name == "random" else min(budget, _tpe().STARTUP)
-    with registry.untuned():
+    with resolution.untuned():
         search = _search(plan, first)
-        path = registry.tuned_path(plan.method, plan.task, to)
+        path = resolution.tuned_path(plan.method, plan.task, to)
         if plan.preset != "smoke" and path.exists() and not plan.force:
             _must_extend(path, budget, plan.seed, search.described, sampler)
         now = records.provenance(search.method_file, None)
         outcomes: list[Outcome] = []
         while True:
             new = search.cells[len(outcomes) :]
-            _make_room([cell.out / cell.choice().directory(plan.seed) for cell in new], now, plan.force)
+            _make_room([cell.out / resolve(cell).directory(plan.seed) for cell in new], now, plan.force)
             outcomes += _decided(run(new)) if run else _run_all(new, watch, len(outcomes), budget)
             if len(outcomes) == budget:
                 break
@@ -240,7 +237,7 @@ def tune(
 
 def unequal_budgets(method: str, task: str, budget: int, to: Path) -> str | None:
     """One line if another method has another budget on the task; None if all are equal."""
-    own = registry.tuned_path(method, task, to)
+    own = resolution.tuned_path(method, task, to)
     others = [read(path) for path in sorted(own.parent.glob("*.json")) if path != own]
     different = [f"{other.method} {other.budget}" for other in others if other.budget != budget]
     if not different:
@@ -277,7 +274,7 @@ def _search(plan: Plan, budget: int) -> _Search:
     """
     if plan.method_settings or plan.task_settings or plan.members is not None:
         raise UsageError("a search chooses the settings itself: give it none, and no members")
-    start = plan.choice()
+    start = resolve(plan)
     entry = registry.method(plan.method)
     if (member := registry.member(entry)) != entry:
         raise UsageError(f"{plan.method} has the settings of {member.name}: tune that")

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.runs import registry
+from bench.runs import resolution
 from bench.runs.plan import Plan
 from bench.settings import build
 from bench.system.signals import stoppable
@@ -50,7 +50,7 @@ class End:
 def message(cell: Plan, log: Path) -> str:
     """A cell as one line: plain values, whether tuned presets are read, and the file for what is printed."""
     values = {name: str(value) if isinstance(value, Path) else value for name, value in vars(cell).items()}
-    told = {"cell": values, "untuned": registry.is_untuned(), "log": str(log)}
+    told = {"cell": values, "untuned": resolution.is_untuned(), "log": str(log)}
     return json.dumps(told, default=dict)
 
 
@@ -72,7 +72,7 @@ def run(cell: Plan) -> End:
         if isinstance(outcome.refusal, Busy):
             return End("busy")
         if outcome.status in ("completed", "diverged"):
-            note.tell(outcome.status)
+            note.write_state(outcome.status)
     return End(outcome.status, str(outcome.refusal or ""), outcome.began)
 
 
@@ -123,7 +123,7 @@ def main() -> int:
         for line in lines:
             told: dict[str, Any] = json.loads(line)
             _redirect(Path(told["log"]))
-            with registry.untuned() if told["untuned"] else nullcontext():
+            with resolution.untuned() if told["untuned"] else nullcontext():
                 end = run(build(Plan, told["cell"]))
             lines.is_running = False
             with suppress(BrokenPipeError):

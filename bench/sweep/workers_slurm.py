@@ -26,7 +26,7 @@ _TIMEOUTS = 1000
 """How often a job that reached its time limit goes back into the queue."""
 
 
-class Job:
+class Pack:
     """What a job of Slurm runs: cells, one after another in one process."""
 
     def __init__(self, lines: Sequence[str], variables: dict[str, str], folder: str) -> None:
@@ -45,7 +45,7 @@ class Job:
         """Stops the cell; what is put back into the queue. Submitit calls this on preemption."""
         if self._process is not None:
             self._process.stop()
-        return submitit.helpers.DelayedSubmission(Job(self.lines, self.variables, self.folder))
+        return submitit.helpers.DelayedSubmission(Pack(self.lines, self.variables, self.folder))
 
 
 class OnSlurm:
@@ -91,7 +91,7 @@ class OnSlurm:
         try:
             with self._executor.batch():
                 jobs = [
-                    self._executor.submit(Job([cells[name] for name in pack], self._variables, os.getcwd()))
+                    self._executor.submit(Pack([cells[name] for name in pack], self._variables, os.getcwd()))
                     for pack in packs
                 ]
         except FailedJobError as error:

@@ -24,14 +24,14 @@ CACHE_ROOT = Path(os.path.expanduser("~/.cache/posterior-bench"))
 ANSWER_SECONDS = 5.0  # how long a server may be silent before a download is given up
 
 Found = TypeVar("Found")
-Source = TypeVar("Source")
+Known = TypeVar("Known")
 
 
 class NotFound(DataError):
     """No folder of the search holds the data; the message tells the search and the ways out."""
 
 
-def known(name: str, sources: Mapping[str, Source], kind: str) -> Source:
+def known(name: str, sources: Mapping[str, Known], kind: str) -> Known:
     """The source of this name.
 
     Raises:

@@ -13,7 +13,7 @@ from parts.evidence import ROOT, Part, table
 
 from bench.contract import CAPABILITIES
 from bench.leaderboard.check import codes
-from bench.runs import registry
+from bench.runs import resolution
 from bench.runs.registry import methods
 from bench.sweep import tune
 
@@ -156,7 +156,7 @@ def accelerator() -> str:
 
 def tuning() -> str:
     """The committed searches; methods of one task whose budgets differ are not comparable."""
-    results = [tune.read(path) for path in sorted(registry.TUNED.glob("*/*.json"))]
+    results = [tune.read(path) for path in sorted(resolution.TUNED.glob("*/*.json"))]
     if not results:
         return "No search is committed yet: all settings are published or untuned."
     rows = []

@@ -253,7 +253,7 @@ def asked() -> list[Question]:
         spec = finished(next(iter(entries.values()))[0][0]).task.spec
         main = spec.main_metric
         higher = spec.metrics[main].higher_is_better
-        runs = {m: [ranking.Run(r.metrics.get(main)) for _, r in group] for m, group in entries.items()}
+        runs = {m: [ranking.Replicate(r.metrics.get(main)) for _, r in group] for m, group in entries.items()}
         standing = ranking.rank([ranking.Entry(*entry) for entry in runs.items()], higher)
         values = {m: [run.value for run in group if run.value is not None] for m, group in runs.items()}
         ranks = {place.name: place.ranks for place in standing.places}

@@ -28,7 +28,7 @@ FIGURES = {
 
 
 @cache
-def singular_runs() -> list[singular.Run]:
+def singular_runs() -> list[singular.EvidenceRun]:
     """Committed runs of singular_evidence, on data sets that agree."""
     own = [path for path, record in committed() if record.task.name == "singular_evidence"]
     runs = [singular_evidence.row(finished(path)) for path in own]

@@ -25,7 +25,7 @@ from bench.data import array_digest
 from bench.errors import BenchError
 from bench.leaderboard.check.codes import Rejected
 from bench.leaderboard.check.structure import Checked, HandedIn
-from bench.runs import registry
+from bench.runs import registry, resolution
 from bench.runs.records import RELATIVE, Record, TaskPart, same, split_metrics
 from bench.settings import build
 from bench.spec import Arrays, Layout, Metric, misfit
@@ -152,7 +152,7 @@ def task_of(record: Record, where: str, data_dir: str | None = None) -> Task:
         raise Rejected("task-settings", f"{where}: {error}") from None
     if any(getattr(settings, name) != value for name, value in entry.fixed.items()):
         raise Rejected("task-settings", f"{where}: {part.name} fixes other settings")
-    if (identity := registry.identity(entry, settings, standard)) != part.identity:
+    if (identity := resolution.identity(entry, settings, standard)) != part.identity:
         raise Rejected("task-settings", f"{where}: settings are of {identity}, not of {part.identity}")
     if part.version != spec.version:
         raise Rejected("task-version", f"{where} is of version {part.version}; the task is of {spec.version}")

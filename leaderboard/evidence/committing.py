@@ -16,7 +16,7 @@ from pathlib import Path
 from bench.errors import BenchError, UsageError
 from bench.leaderboard.evidence import history, manifest
 from bench.leaderboard.evidence.manifest import ROOT, Line
-from bench.leaderboard.evidence.store import ARRAYS, CURVES, Tell, kept, name_of, named, sha256
+from bench.leaderboard.evidence.store import ARRAYS, CURVES, ProgressCallback, kept, name_of, named, sha256
 from bench.system.files import write, writing
 from bench.text import one_line
 
@@ -34,13 +34,13 @@ def in_tree(root: Path = ROOT) -> Iterator[Path]:
                 yield path
 
 
-def commit(message: str, root: Path = ROOT, tell: Tell = lambda done, of: None) -> int:
+def commit(message: str, root: Path = ROOT, progress: ProgressCallback = lambda done, of: None) -> int:
     """Commits new evidence, and takes its arrays and curves out of the tree; returns how many files left it.
 
     Args:
         message: Of the first commit: what was run, and why.
         root: Folder of records, submissions, store and manifests.
-        tell: Progress.
+        progress: Progress.
 
     Raises:
         UsageError: If the folder is in no repository or in one that lacks objects, other changes are staged,
@@ -62,7 +62,7 @@ def commit(message: str, root: Path = ROOT, tell: Tell = lambda done, of: None) 
     _do(root, "add", "--force", "--", *(name for name in _FOLDERS if (root / name).exists()))
     if history.git(root, "diff", "--cached", "--name-only").strip():
         _do(root, "commit", "--quiet", "--message", message)
-    _must_be_in_a_fresh_clone(top, lines, tell)
+    _must_be_in_a_fresh_clone(top, lines, progress)
     for path in files:
         write(kept(sha256(content := path.read_bytes()), path.name), content)
     manifests = manifest.write([*_untouched(root, lines), *lines], root)
@@ -107,7 +107,7 @@ def _is_tracked(root: Path, name: str) -> bool:
     return bool(history.git(root, "ls-files", "--", name).strip())
 
 
-def _must_be_in_a_fresh_clone(top: Path, lines: list[Line], tell: Tell) -> None:
+def _must_be_in_a_fresh_clone(top: Path, lines: list[Line], progress: ProgressCallback) -> None:
     """Reads every file from a new clone of the repository.
 
     Raises:
@@ -121,7 +121,7 @@ def _must_be_in_a_fresh_clone(top: Path, lines: list[Line], tell: Tell) -> None:
             if content is None or sha256(content) != blobs[blob]:
                 path = next(line.path for line in lines if line.blob == blob)
                 raise BenchError(f"a fresh clone does not hold {path}: nothing was taken out of the tree")
-            tell(number, len(blobs))
+            progress(number, len(blobs))
 
 
 def _do(folder: Path, *arguments: str) -> None:

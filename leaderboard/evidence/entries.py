@@ -21,7 +21,8 @@ from bench.contract import FinishedRun, Task
 from bench.errors import UsageError
 from bench.leaderboard.evidence.store import CURVES, needed, run_arrays, run_curves
 from bench.leaderboard.evidence.submission import OURS, SUBMISSIONS, run_name
-from bench.runs import registry
+from bench.runs import registry, resolution
+from bench.runs.plan import Plan
 from bench.runs.records import (
     Record,
     content,
@@ -31,6 +32,7 @@ from bench.runs.records import (
     split_metrics,
     with_commit,
 )
+from bench.runs.resolution import resolve
 from bench.runs.runner import finished, load_scores, task_of
 from bench.settings import build
 from bench.spec import Arrays, Row, Spec
@@ -170,7 +172,7 @@ def _must_be_of_this_release(run: Path, record: Record) -> None:
 
 def _spec(run: Path, record: Record) -> Spec:
     """What the task of a record measures; refuses a record that method and task could not have made."""
-    if record.preset not in registry.PRESETS:
+    if record.preset not in resolution.PRESETS:
         raise UsageError(f"{run}: there is no preset '{record.preset}'")
     for flag, part, entry in (
         ("method", record.method, registry.method(record.method.name)),
@@ -200,22 +202,16 @@ def agree(first: Mapping[str, float | None], second: Mapping[str, float | None])
 def identities(record: Record) -> tuple[str, str]:
     """What task and method of a record are called today; presets that were tuned since change the names."""
     method, task = record.method, record.task
-    open_settings = {
-        kind: {k: v for k, v in part.settings.items() if k in entry.flags()}
-        for kind, part, entry in (
-            ("method", method, registry.method(method.name)),
-            ("task", task, registry.task(task.name)),
-        )
-    }
-    choice = registry.choose(
-        method.name,
-        task.name,
-        "standard",
-        open_settings["method"],
-        open_settings["task"],
-        method.members,
-        record.precision,
+    open_m, open_t = registry.method(method.name).flags(), registry.task(task.name).flags()
+    plan = Plan(
+        method=method.name,
+        task=task.name,
+        method_settings={name: value for name, value in method.settings.items() if name in open_m},
+        task_settings={name: value for name, value in task.settings.items() if name in open_t},
+        members=method.members,
+        trainer={"precision": record.precision},
     )
+    choice = resolve(plan, is_typed=False)
     return choice.task_identity, choice.method_identity
 
 

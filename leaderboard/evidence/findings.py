@@ -26,7 +26,8 @@ from bench.leaderboard.evidence.submission import OURS, SUBMISSIONS
 from bench.runs.plan import Plan
 from bench.runs.records import Record, read_curves, read_record
 from bench.runs.registry import NONE
-from bench.settings import build, read_yaml
+from bench.runs.resolution import resolve
+from bench.settings import Schema, build, read_yaml
 
 Word = Literal["reproduced", "contradicted", "undecided", "no verdict"]
 MOST = 100
@@ -35,11 +36,13 @@ REPETITION = "repetition"
 ROOTS = (SUBMISSIONS / OURS, RECORDS)
 
 
-class _Part(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+class _OfYaml(Schema):
+    """YAML knows no tuples, and writes a whole number where a real one is meant."""
+
+    model_config = pydantic.ConfigDict(strict=False)
 
 
-class Term(_Part):
+class Term(_OfYaml):
     """One cell of a contrast, by the fields of a `Plan`, its weight and its own metric."""
 
     weight: float = 1.0
@@ -56,7 +59,7 @@ class Term(_Part):
         return build(Plan, {"seed": seed, **{name: getattr(self, name) for name in fields}})
 
 
-class Claim(_Part):
+class Claim(_OfYaml):
     """A headline of a document and what decides it; docs/findings.yaml says what each field is."""
 
     id: str
@@ -225,7 +228,7 @@ def find(claim: Claim, roots: Sequence[Path] = ROOTS) -> Finding:
 def _runs(claim: Claim, term: Term, roots: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
     """The committed runs of a cell; where another setting of the task is paired, at all its values."""
     if claim.per in (None, REPETITION):
-        choice = term.plan().choice()
+        choice = resolve(term.plan())
         pattern = f"{choice.task_identity}/{choice.method_identity}/seed*"
     else:
         pattern = f"{term.task}*/{term.method}*/seed*"

@@ -20,7 +20,7 @@ from bench.leaderboard.evidence import history
 from bench.leaderboard.evidence.manifest import ROOT
 from bench.leaderboard.evidence.store import (
     Object,
-    Tell,
+    ProgressCallback,
     from_history,
     is_right,
     kept,
@@ -75,7 +75,7 @@ def check(
     root: Path = ROOT,
     urls: Sequence[str] = (),
     tasks: Collection[str] = (),
-    tell: Tell = lambda done, of: None,
+    progress: ProgressCallback = lambda done, of: None,
 ) -> Iterator[Whereabouts]:
     """Reads every file of evidence: in the tree, in the history, or, where it is in neither, elsewhere.
 
@@ -98,7 +98,7 @@ def check(
         stored = dict(history.contents(root, blobs)) if blobs else {}  # type: ignore[arg-type]
         for entry in part:
             yield _whereabouts(entry, root, stored.get(entry.blob or ""), urls)
-            tell(done := done + 1, len(objects))
+            progress(done := done + 1, len(objects))
 
 
 def _whereabouts(entry: Object, root: Path, stored: bytes | None, urls: Sequence[str]) -> Whereabouts:
@@ -120,7 +120,7 @@ def push(
     root: Path = ROOT,
     force: bool = False,
     tasks: Collection[str] = (),
-    tell: Tell = lambda done, of: None,
+    progress: ProgressCallback = lambda done, of: None,
 ) -> int:
     """Copies the files of evidence that are at hand or in the history to a place; returns how many went.
 
@@ -131,7 +131,7 @@ def push(
         root: Folder with records, submissions and manifests.
         force: Write again what is there.
         tasks: Of which tasks; none are all.
-        tell: Progress.
+        progress: Progress.
 
     Raises:
         UsageError: If the bytes of a file at hand are not those that its submission names.
@@ -149,7 +149,7 @@ def push(
                 if sha256(content) != entry.digest:
                     raise UsageError(f"{here} is damaged: its bytes are not those that its submission names")
                 gone += _sent(url, entry, content, force)
-            tell(done := done + 1, len(objects))
+            progress(done := done + 1, len(objects))
     return gone
 
 
@@ -157,7 +157,7 @@ def pull(
     root: Path = ROOT,
     urls: Sequence[str] = (),
     tasks: Collection[str] = (),
-    tell: Tell = lambda done, of: None,
+    progress: ProgressCallback = lambda done, of: None,
 ) -> tuple[int, list[str]]:
     """Fetches into the user's cache what is not at hand: from the history, then from further places.
 
@@ -176,7 +176,7 @@ def pull(
         if not any(is_right(path, entry.digest) for path in entry.near(root))
         and not is_right(kept(entry.digest, entry.file), entry.digest)
     ]
-    absent, why = from_history(lacking, root, tell)
+    absent, why = from_history(lacking, root, progress)
     fetched = len(lacking) - len(absent)
     missing: dict[str, list[Object]] = {}
     for number, entry in enumerate(absent, 1):
@@ -191,7 +191,7 @@ def pull(
                 reason = f"is damaged at {url}"
         else:
             missing.setdefault(reason, []).append(entry)
-        tell(len(lacking) - len(absent) + number, len(lacking))
+        progress(len(lacking) - len(absent) + number, len(lacking))
     return fetched, [_told(reason, entries) for reason, entries in missing.items()]
 
 

@@ -27,7 +27,7 @@ ARRAYS, CURVES = "arrays.safetensors", "curves.csv"
 _AT_ONCE = 32 * 2**20
 """Bytes that are fetched in one request: what was brought stays, so a pull that is stopped goes on."""
 
-Tell = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]
 """Called with the number of files that are done, and of all."""
 
 
@@ -167,7 +167,7 @@ def _line(run: Path, file: str) -> manifest.Line | None:
     return manifest.read(root).get(f"{run.relative_to(root).as_posix()}/{file}")
 
 
-def bring(runs: Iterable[Path], tell: Tell = lambda done, of: None) -> str:
+def bring(runs: Iterable[Path], progress: ProgressCallback = lambda done, of: None) -> str:
     """Has the arrays and curves of committed runs at hand, as far as the history has them, in few requests.
 
     Returns:
@@ -179,12 +179,12 @@ def bring(runs: Iterable[Path], tell: Tell = lambda done, of: None) -> str:
             line = _line(run.resolve(), file)
             if line is not None and not (run / file).exists():
                 objects[line.digest] = Object(line.digest, file, line.blob, line.length)
-    missing, why = from_history(list(objects.values()), tell=tell)
+    missing, why = from_history(list(objects.values()), progress=progress)
     return (why or "the history of this clone does not hold them") if missing else ""
 
 
 def from_history(
-    objects: Sequence[Object], root: Path | None = None, tell: Tell = lambda done, of: None
+    objects: Sequence[Object], root: Path | None = None, progress: ProgressCallback = lambda done, of: None
 ) -> tuple[list[Object], str]:
     """Brings objects from the history of a folder's repository into the cache.
 
@@ -201,7 +201,7 @@ def from_history(
             missing.append(entry)
         else:
             wanted.append(entry)
-    tell(done, len(objects))
+    progress(done, len(objects))
     for part in parts(wanted):
         why = why or history.fetch(folder, [entry.blob for entry in part if entry.blob])
         for entry, (_, content) in zip(
@@ -211,7 +211,7 @@ def from_history(
                 missing.append(entry)
             else:
                 write(kept(entry.digest, entry.file), content)
-            tell(done := done + 1, len(objects))
+            progress(done := done + 1, len(objects))
     return missing, why
 
 

@@ -23,11 +23,12 @@ from bench.errors import UsageError
 from bench.leaderboard.evidence.entries import RECORDS
 from bench.leaderboard.evidence.store import run_arrays
 from bench.leaderboard.evidence.submission import MANIFEST, OURS, STATUS, SUBMISSIONS, words
-from bench.leaderboard.rank.ranking import Entry, Run, Standing, rank
+from bench.leaderboard.rank.ranking import Entry, Replicate, Standing, rank
 from bench.runs import registry
 from bench.runs.folders import Found, below
 from bench.runs.means import seed_matters
 from bench.runs.records import Record, read_arrays
+from bench.settings import Schema
 from bench.text import hidden, one_line
 
 _LARGEST = 2**24
@@ -244,16 +245,16 @@ def _losses(record: Record, directory: Path, task: Task) -> np.ndarray | None:
 # --------------------------------------------------------------------------------------------- a board's JSON
 
 
-class _Part(pydantic.BaseModel):
+class _OfBoard(Schema):
     """The board may say more than is read here."""
 
-    model_config = pydantic.ConfigDict(strict=True, extra="ignore", frozen=True, allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(extra="ignore")
 
 
 _Name = Annotated[str, pydantic.StringConstraints(min_length=1, max_length=300)]
 
 
-class BoardRun(_Part):
+class BoardRun(_OfBoard):
     """What a seed gave; `splits` are its values by split, of a task whose splits overlap."""
 
     seed: Annotated[int, pydantic.Field(ge=0)]
@@ -261,7 +262,7 @@ class BoardRun(_Part):
     splits: list[float] | None = None
 
 
-class BoardEntry(_Part):
+class BoardEntry(_OfBoard):
     """An entry; `status` says whether the board ranks it, as it does where nothing is said."""
 
     name: _Name
@@ -277,7 +278,7 @@ class BoardEntry(_Part):
         return self.method or self.name.removesuffix(f" ({self.slug})")
 
 
-class BoardTask(_Part):
+class BoardTask(_OfBoard):
     """The JSON beside a table of the board."""
 
     task: _Name
@@ -364,7 +365,7 @@ def stand(entries: Sequence[Rival], task: Task) -> Stood:
         ranked = [
             Entry(
                 entry.key,
-                [Run(r.value, None if without else r.losses, r.digest) for r in entry.results],
+                [Replicate(r.value, None if without else r.losses, r.digest) for r in entry.results],
                 entry.seed_matters,
             )
             for entry in entries
@@ -382,7 +383,7 @@ def _has_losses(result: Result) -> bool:
     return result.value is None or result.losses is not None
 
 
-def _by_split(entry: Rival) -> list[Run]:
+def _by_split(entry: Rival) -> list[Replicate]:
     """A run for every split, the mean over its seeds; one without a value for every seed that gave none."""
     found = []
     for result in entry.results:
@@ -394,5 +395,5 @@ def _by_split(entry: Rival) -> list[Run]:
         found.append(splits)
     if len({splits.shape for splits in found}) > 1:
         raise UsageError(f"{entry.name}: its runs have different numbers of splits")
-    runs = [Run(float(x)) for x in np.mean(found, axis=0)] if found else []
-    return runs + [Run(None) for result in entry.results if result.value is None]
+    runs = [Replicate(float(x)) for x in np.mean(found, axis=0)] if found else []
+    return runs + [Replicate(None) for result in entry.results if result.value is None]

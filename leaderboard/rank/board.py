@@ -133,7 +133,7 @@ def build(
 # ---------------------------------------------------------------------------------------------- what there is
 
 
-class Job(NamedTuple):
+class TaskCells(NamedTuple):
     """A task with its cells, and a digest of all their files and of what is said of them.
 
     `kind` is task for what is ranked, records for what is kept as evidence.
@@ -176,7 +176,9 @@ def _manifest(directory: Path) -> layout.Submission:
     return manifest
 
 
-def _gathered(board: Board, submissions: Path, store: Path, words: Mapping[str, layout.Word]) -> list[Job]:
+def _gathered(
+    board: Board, submissions: Path, store: Path, words: Mapping[str, layout.Word]
+) -> list[TaskCells]:
     """Puts manifests and problems on the board; returns a job for every task."""
     cells: dict[str, list[tuple[Cell, str]]] = {}
     for slug in _inside(submissions):
@@ -199,15 +201,15 @@ def _gathered(board: Board, submissions: Path, store: Path, words: Mapping[str, 
     return _jobs("task", cells)
 
 
-def _jobs(kind: str, cells: Mapping[str, Sequence[tuple[Cell, str]]]) -> list[Job]:
+def _jobs(kind: str, cells: Mapping[str, Sequence[tuple[Cell, str]]]) -> list[TaskCells]:
     jobs = []
     for task, of_task in sorted(cells.items()):
         digest = hashlib.sha256("\n".join([task, *(said for _, said in of_task)]).encode()).hexdigest()
-        jobs.append(Job(kind, task, tuple(cell for cell, _ in of_task), digest))
+        jobs.append(TaskCells(kind, task, tuple(cell for cell, _ in of_task), digest))
     return jobs
 
 
-def _recorded(board: Board, records: Path) -> list[Job]:
+def _recorded(board: Board, records: Path) -> list[TaskCells]:
     """Jobs for the runs that the project keeps as evidence, of which the records alone are read."""
     cells: dict[str, list[tuple[Cell, str]]] = {}
     for task, method, seeds in _cells(records):
@@ -273,7 +275,7 @@ def _digest(content: bytes | None) -> str | None:
 
 
 def _computed(
-    cache: Cache, jobs: Sequence[Job], imports: Sequence[str], workers: int | None
+    cache: Cache, jobs: Sequence[TaskCells], imports: Sequence[str], workers: int | None
 ) -> dict[tuple[str, str], tuple[Computed, str]]:
     """Kind and task -> what it came to, from the cache where that has it, and its key."""
     found: dict[tuple[str, str], tuple[Computed, str]] = {}
@@ -292,7 +294,7 @@ def _computed(
     return found
 
 
-def _all(jobs: Sequence[Job], imports: Sequence[str], workers: int | None) -> Iterable[Computed]:
+def _all(jobs: Sequence[TaskCells], imports: Sequence[str], workers: int | None) -> Iterable[Computed]:
     """Computes tasks, in processes of their own where that is worth it."""
     if not jobs:
         return []
@@ -317,7 +319,7 @@ def _prepare(imports: Sequence[str]) -> None:
     import_own(*imports)
 
 
-def _done(job: Job) -> Computed:
+def _done(job: TaskCells) -> Computed:
     return (compute if job.kind == "task" else recorded)(job.task, job.cells)
 
 

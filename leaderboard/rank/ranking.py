@@ -37,7 +37,7 @@ _FIRM = 0.2
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class Replicate:
     """What one seed gave, or one split of the data.
 
     Attributes:
@@ -56,7 +56,7 @@ class Entry:
     """A method on a task: one run per seed, and whether another seed can change the method's answer."""
 
     name: str
-    runs: Sequence[Run]
+    runs: Sequence[Replicate]
     seed_matters: bool = True
 
 
@@ -273,9 +273,9 @@ def _cell(values: np.ndarray, why: str, is_constant: bool, test_to_train: float 
     return cell
 
 
-def _distinct(entry: Entry, are_splits: bool) -> list[Run]:
+def _distinct(entry: Entry, are_splits: bool) -> list[Replicate]:
     """Runs with a value, in order, copies left out; equal values on two splits are no copies."""
-    found: dict[object, Run] = {}
+    found: dict[object, Replicate] = {}
     for number, run in enumerate(entry.runs):
         if run.value is not None:
             key = run.digest or (number if entry.seed_matters else run.value)
@@ -283,7 +283,7 @@ def _distinct(entry: Entry, are_splits: bool) -> list[Run]:
     return list(found.values())
 
 
-def _check(name: str, runs: Sequence[Run], values: np.ndarray) -> None:
+def _check(name: str, runs: Sequence[Replicate], values: np.ndarray) -> None:
     """Refuses runs that contradict themselves."""
     if not np.isfinite(values).all():
         raise UsageError(f"{name}: a value is not finite; where a run gave none it is None")

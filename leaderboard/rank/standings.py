@@ -24,7 +24,7 @@ from bench.intervals import student
 from bench.leaderboard.evidence.submission import OURS
 from bench.leaderboard.rank import pairing
 from bench.leaderboard.rank.cells import Candidate, Cell, Scored, load, read, scored
-from bench.leaderboard.rank.ranking import Entry, Place, Run, Standing, order, rank
+from bench.leaderboard.rank.ranking import Entry, Place, Replicate, Standing, order, rank
 from bench.leaderboard.rank.rows import LONGEST_REASON, Table, cleaned, row
 from bench.spec import Spec
 from bench.text import one_line
@@ -53,7 +53,7 @@ def compute(identity: str, cells: Sequence[Cell], figures: bool = True) -> Compu
         cells: Entries with their runs.
         figures: Whether the task's figures are drawn.
     """
-    from bench.runs.catalogue import misleads  # here and below, since what is kept needs no torch
+    from bench.runs.registry import misleads  # here and below, since what is kept needs no torch
 
     candidates = [Candidate(cell, tuple(map(read, cell.runs))) for cell in cells]
     try:
@@ -94,7 +94,7 @@ def compute(identity: str, cells: Sequence[Cell], figures: bool = True) -> Compu
 
 def recorded(identity: str, cells: Sequence[Cell]) -> Computed:
     """The table of runs that the project keeps as evidence, as their records say; by name, since unranked."""
-    from bench.runs.catalogue import misleads
+    from bench.runs.registry import misleads
 
     candidates = [Candidate(cell, tuple(map(read, cell.runs))) for cell in cells]
     try:
@@ -137,11 +137,11 @@ def _entry(candidate: Candidate, spec: Spec) -> Entry:
     """What is ranked: runs are seeds, or splits where these overlap."""
     runs = candidate.runs
     if spec.split_ratio is None:
-        found = [Run(run.value, run.losses, run.files.digest) for run in runs]
+        found = [Replicate(run.value, run.losses, run.files.digest) for run in runs]
         return Entry(candidate.name, found, candidate.seed_matters)
     losses = [run.losses for run in runs if run.losses is not None]
-    splits = [Run(float(value)) for value in np.mean(losses, axis=0)] if losses else []
-    missing = [Run(None) for run in runs if run.value is None]
+    splits = [Replicate(float(value)) for value in np.mean(losses, axis=0)] if losses else []
+    missing = [Replicate(None) for run in runs if run.value is None]
     return Entry(candidate.name, [*splits, *missing], candidate.seed_matters)
 
 

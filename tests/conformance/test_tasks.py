@@ -28,6 +28,7 @@ import toys
 from conformance import truth
 from drawn import half_counts, names_in_legends, texts, unnamed
 from given import GIVEN, flags
+from plans import resolved
 from published import need, of_task
 
 import bench
@@ -36,8 +37,8 @@ from bench.contract import CAPABILITIES, Row, Undefined
 from bench.data import array_digest
 from bench.errors import BenchError, UsageError
 from bench.photographs import photographs
-from bench.runs import records, registry
-from bench.runs.catalogue import misleads
+from bench.runs import records, registry, resolution
+from bench.runs.registry import misleads
 from bench.runs.runner import finished, load_scores
 from bench.spec import misfit
 from bench.studies import references
@@ -222,7 +223,7 @@ def test_ranked_tasks_name_two_anchors_that_they_take():
             continue
         assert spec.baseline != spec.reference
         for anchor in (spec.baseline, spec.reference):
-            chosen = registry.choose(anchor, name, "standard")  # refuses what lacks a capability
+            chosen = resolved(anchor, name, "standard")  # refuses what lacks a capability
             assert (chosen.task_identity, chosen.method_identity) == (name, anchor)
 
 
@@ -261,7 +262,7 @@ def test_target_is_a_file_name_and_comes_with_a_digest_of_its_reference(name, mo
 
 
 @every_name
-@pytest.mark.parametrize("preset", registry.PRESETS)
+@pytest.mark.parametrize("preset", resolution.PRESETS)
 def test_every_preset_has_a_spec(name, preset):
     values = registry.task(name).presets.get(preset, {})
     spec = make(name, **values).spec
@@ -296,8 +297,8 @@ def test_every_setting_is_part_of_the_identity(name, flag):
     standard = registry.build(entry.cls.settings_class, dict(entry.fixed), "task")
     kind = typing.get_type_hints(entry.cls.settings_class)[flag]
     other = replace(standard, **{flag: another(kind, getattr(standard, flag))})
-    assert registry.identity(entry, standard, standard) == name
-    assert registry.identity(entry, other, standard).startswith(f"{name}+{flag}=")
+    assert resolution.identity(entry, standard, standard) == name
+    assert resolution.identity(entry, other, standard).startswith(f"{name}+{flag}=")
     assert {field.name for field in fields(other)} == {*entry.flags(), *entry.fixed}
 
 

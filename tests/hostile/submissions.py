@@ -17,7 +17,7 @@ from bench import metrics
 from bench.data import array_digest
 from bench.leaderboard.check.scoring import pose
 from bench.leaderboard.evidence.submission import runs_in
-from bench.runs import registry
+from bench.runs import registry, resolution
 from bench.runs.records import Record, read_record, split_metrics
 from bench.settings import build
 from bench.system.source import source_hash
@@ -61,7 +61,7 @@ def record(method: str, seed: int, task: str = "split_digits", **settings: objec
         reason="the loss is NaN",
         task={
             "name": task,
-            "identity": registry.identity(entry, chosen, standard),
+            "identity": resolution.identity(entry, chosen, standard),
             "version": own.spec.version,
             "data_digest": own.data_digest(),
             "settings": {name: getattr(chosen, name) for name in vars(chosen)},

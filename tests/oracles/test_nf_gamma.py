@@ -11,6 +11,7 @@ import scipy.stats
 import torch
 from conformance import laws, problems
 from oracles import flows
+from plans import resolved
 from torch.testing import assert_close
 
 import bench
@@ -282,8 +283,8 @@ def test_published_names(name, fixed):
     """The registry reads the settings from the name and keeps the name as typed."""
     entry = registry.method(name)
     assert (entry.name, entry.cls, entry.fixed) == (name, NFGamma, fixed)
-    assert registry.choose(name, "singular_evidence").method_identity == name
-    choice = registry.choose(name, "singular_evidence", "paper")
+    assert resolved(name, "singular_evidence").method_identity == name
+    choice = resolved(name, "singular_evidence", "paper")
     assert {key: getattr(choice.method_settings, key) for key in fixed} == fixed
     assert choice.method_settings.gradient == "gaussian"
     assert choice.method_settings.masks == "published"
@@ -315,7 +316,7 @@ def test_bad_names_are_one_line(name):
 def test_what_a_name_fixes_cannot_be_set():
     """A setting that the name spells out is refused beside it."""
     with pytest.raises(UsageError, match=r"--method\.shape"):
-        registry.choose("nf_gamma_10_1_100_True", "singular_evidence", method_values={"shape": 3})
+        resolved("nf_gamma_10_1_100_True", "singular_evidence", method_settings={"shape": 3})
 
 
 # ------------------------------------------------------------------------------------------- whole runs

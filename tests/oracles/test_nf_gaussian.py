@@ -10,6 +10,7 @@ import scipy.stats
 import torch
 from conformance import laws, problems
 from oracles import flows
+from plans import resolved
 from torch.testing import assert_close
 
 from bench.contract import Budget
@@ -112,8 +113,8 @@ def test_published_names(name, fixed):
     """The registry reads the settings from the name and keeps the name as typed; its source stays fixed."""
     entry = registry.method(name)
     assert (entry.name, entry.cls, entry.fixed) == (name, NFGaussian, fixed)
-    assert registry.choose(name, "singular_evidence").method_identity == name
-    choice = registry.choose(name, "singular_evidence", "paper")
+    assert resolved(name, "singular_evidence").method_identity == name
+    choice = resolved(name, "singular_evidence", "paper")
     assert {key: getattr(choice.method_settings, key) for key in fixed} == fixed
     assert not choice.method_settings.trainable
     assert choice.method_settings.masks == "published"

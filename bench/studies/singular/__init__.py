@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from bench.contract import Comparison
 from bench.studies.singular import charts, claims, table
-from bench.studies.singular.table import Run, Triplet
+from bench.studies.singular.table import EvidenceRun, Triplet
 
 __all__ = ["Run", "Triplet", "compare"]
 
 
-def compare(runs: Sequence[Run]) -> Comparison:
+def compare(runs: Sequence[EvidenceRun]) -> Comparison:
     """Predictive bands and Psi against n; a row per run beside the published one; claims, rises and slopes.
 
     Raises:

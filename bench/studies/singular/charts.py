@@ -14,13 +14,13 @@ import numpy as np
 from bench import figures, intervals
 from bench.intervals import Band, Moments
 from bench.studies.singular.claims import over_sizes, slopes
-from bench.studies.singular.table import Run, Triplet, place
+from bench.studies.singular.table import EvidenceRun, Triplet, place
 
 GRID = np.linspace(0.5, 1, 51)
 """Inputs at which runs of the tanh network keep its function."""
 
 
-def psi_charts(runs: Sequence[Run]) -> dict[str, Any]:
+def psi_charts(runs: Sequence[EvidenceRun]) -> dict[str, Any]:
     """Psi against n, mean and standard error, beside the log evidence and its leading term.
 
     A panel per method and preset.
@@ -82,7 +82,7 @@ def predictive_chart(functions: np.ndarray, truth: np.ndarray, title: str) -> An
     return figures.bands(series, GRID.tolist(), [title, caption], "x", "y")
 
 
-def predictive_charts(runs: Iterable[Run]) -> dict[str, Any]:
+def predictive_charts(runs: Iterable[EvidenceRun]) -> dict[str, Any]:
     """The 5 to 95% band of the next observation, and the truth's: Figs 1 and 2, a panel per method.
 
     Of the first repetition that converged, of runs that keep functions.

@@ -17,7 +17,7 @@ import numpy as np
 from bench import intervals
 from bench.intervals import FEWEST, Interval, Moments, welch
 from bench.studies.singular.models import MODELS
-from bench.studies.singular.table import Run, Triplet, parsed, place, published
+from bench.studies.singular.table import EvidenceRun, Triplet, parsed, place, published
 
 Sample = Mapping[bytes, float]
 """Digest of a data set -> Psi of the fit to it, where that converged."""
@@ -69,7 +69,7 @@ class Claim(NamedTuple):
         )
 
 
-def claims(runs: Iterable[Run]) -> list[Claim]:
+def claims(runs: Iterable[EvidenceRun]) -> list[Claim]:
     """What section 7 claims, on every pair of methods with runs of one triplet, size and preset."""
     found = []
     for (triplet, num_train, preset), methods in _samples(runs).items():
@@ -92,7 +92,7 @@ def published_claims() -> list[Claim]:
     ]
 
 
-def _samples(runs: Iterable[Run]) -> dict[tuple[Triplet, int, str], dict[str, dict[bytes, float]]]:
+def _samples(runs: Iterable[EvidenceRun]) -> dict[tuple[Triplet, int, str], dict[str, dict[bytes, float]]]:
     """(Triplet, n, preset) -> method -> its converged fits, of all seeds."""
     found: dict[tuple[Triplet, int, str], dict[str, dict[bytes, float]]] = {}
     for run in sorted(runs, key=place):
@@ -104,7 +104,7 @@ def _samples(runs: Iterable[Run]) -> dict[tuple[Triplet, int, str], dict[str, di
 def _pairs(triplet: Triplet, methods: Iterable[str]) -> Iterator[tuple[str, str, str]]:
     """What is claimed of which gamma and Gaussian with the same mean of the source."""
     for gamma, gaussian in permutations(methods, 2):
-        first, second = _source(gamma), _source(gaussian)
+        first, second = _base_distribution(gamma), _base_distribution(gaussian)
         if first is None or second is None or (first.is_gamma, second.is_gamma) != (True, False):
             continue
         if not np.isclose(first.mean, second.mean):
@@ -116,19 +116,19 @@ def _pairs(triplet: Triplet, methods: Iterable[str]) -> Iterator[tuple[str, str,
             yield FAR, gamma, gaussian
 
 
-class _Source(NamedTuple):
+class _BaseDistribution(NamedTuple):
     is_gamma: bool
     mean: float
     learned: bool
 
 
-def _source(method: str) -> _Source | None:
-    """The source of a flow, as its name says."""
+def _base_distribution(method: str) -> _BaseDistribution | None:
+    """The base distribution of a flow, as its name says."""
     match parsed(method):
         case ("nf", "gamma", float(shape), float(_), float(rate), learned):
-            return _Source(True, shape / rate, learned == "True")
+            return _BaseDistribution(True, shape / rate, learned == "True")
         case ("nf", "gaussian", float(mean), float(_)):
-            return _Source(False, mean, False)
+            return _BaseDistribution(False, mean, False)
     return None
 
 
@@ -154,7 +154,7 @@ class Rise(NamedTuple):
         return f"{what} {self.difference:.2f}"
 
 
-def rises(runs: Iterable[Run]) -> list[Rise]:
+def rises(runs: Iterable[EvidenceRun]) -> list[Rise]:
     """Standard minus paper, of every method with runs of both presets on one triplet and size."""
     samples = _samples(runs)
     return [
@@ -216,7 +216,7 @@ class Slope(NamedTuple):
         )
 
 
-def slopes(runs: Iterable[Run]) -> list[Slope]:
+def slopes(runs: Iterable[EvidenceRun]) -> list[Slope]:
     """The slope of every method that has runs of several n on one triplet under one preset.
 
     Each repetition has its own slope, since its data sets of different n may have points in common.
@@ -242,15 +242,15 @@ def slopes(runs: Iterable[Run]) -> list[Slope]:
     return found
 
 
-def over_sizes(runs: Iterable[Run]) -> dict[tuple[Triplet, str, str], dict[int, list[Run]]]:
+def over_sizes(runs: Iterable[EvidenceRun]) -> dict[tuple[Triplet, str, str], dict[int, list[EvidenceRun]]]:
     """(Triplet, preset, method) -> n, ascending -> its runs; of those with several n."""
-    found: dict[tuple[Triplet, str, str], dict[int, list[Run]]] = {}
+    found: dict[tuple[Triplet, str, str], dict[int, list[EvidenceRun]]] = {}
     for run in sorted(runs, key=lambda run: (run.num_train, run.seed)):
         of = found.setdefault((run.triplet, run.preset, run.method), {})
         of.setdefault(run.num_train, []).append(run)
     return {key: found[key] for key in sorted(found, key=str) if len(found[key]) > 1}
 
 
-def _by_repetition(runs: Iterable[Run], name: str = "psis") -> dict[tuple[int, int], float]:
+def _by_repetition(runs: Iterable[EvidenceRun], name: str = "psis") -> dict[tuple[int, int], float]:
     """(Seed, repetition) -> Psi, or the log evidence."""
     return {(run.seed, r): float(value) for run in runs for r, value in enumerate(getattr(run, name))}

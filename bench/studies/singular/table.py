@@ -82,7 +82,7 @@ def parsed(method: str) -> tuple[str | float, ...]:
     return tuple(float(part) if number.fullmatch(part) else part for part in method.split("_"))
 
 
-class Run(NamedTuple):
+class EvidenceRun(NamedTuple):
     """A run of singular_evidence: one row of a table.
 
     Attributes:
@@ -119,7 +119,7 @@ class Run(NamedTuple):
         return self.psis[np.isfinite(self.psis)]
 
 
-def check(runs: Sequence[Run]) -> None:
+def check(runs: Sequence[EvidenceRun]) -> None:
     """Refuses runs that cannot stand together.
 
     Raises:
@@ -127,7 +127,7 @@ def check(runs: Sequence[Run]) -> None:
             do not: their methods would be compared on different data.
     """
     seen: set[tuple[Any, ...]] = set()
-    data: dict[tuple[Any, ...], Run] = {}
+    data: dict[tuple[Any, ...], EvidenceRun] = {}
     for run in runs:
         name = (run.triplet, run.num_train, run.method, run.preset, run.seed)
         if name in seen:
@@ -139,7 +139,7 @@ def check(runs: Sequence[Run]) -> None:
             raise UsageError(f"{_named(run)} has other data sets than {_named(other)}: they must be the same")
 
 
-def _named(run: Run) -> str:
+def _named(run: EvidenceRun) -> str:
     return f"{run.method} ({run.triplet}, n = {run.num_train}, {run.preset}, seed {run.seed})"
 
 
@@ -156,7 +156,7 @@ class Line(NamedTuple):
         sd_ratio: Ours over the published; None without two sds.
     """
 
-    run: Run
+    run: EvidenceRun
     repetitions: int
     mean: float | None
     sd: float | None
@@ -165,7 +165,7 @@ class Line(NamedTuple):
     sd_ratio: float | None
 
 
-def line(run: Run) -> Line:
+def line(run: EvidenceRun) -> Line:
     """A run beside its published row."""
     row = _row(run)
     if not len(run.values):
@@ -178,7 +178,7 @@ def line(run: Run) -> Line:
     return Line(run, count, mean, sd, row, z, ratio)
 
 
-def _row(run: Run) -> Published | None:
+def _row(run: EvidenceRun) -> Published | None:
     if (run.num_train, run.epochs) != (NUM_TRAIN, EPOCHS):
         return None
     name = parsed(run.method)
@@ -209,12 +209,12 @@ HEADER = [
 ]
 
 
-def rows(runs: Iterable[Run]) -> list[list[str]]:
+def rows(runs: Iterable[EvidenceRun]) -> list[list[str]]:
     """Rows under HEADER, in the order of the paper; runs that it does not have come last."""
     return [_cells(line(run)) for run in sorted(runs, key=place)]
 
 
-def place(run: Run) -> tuple[Any, ...]:
+def place(run: EvidenceRun) -> tuple[Any, ...]:
     """Sorts runs in the order of the paper; runs that it does not have come last."""
     name = parsed(run.method)
     places = (i for i, p in enumerate(published()) if p.triplet == run.triplet and parsed(p.method) == name)

@@ -15,12 +15,14 @@ from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.runs import holdings, loggers, records, registry
 from bench.runs.plan import Plan
-from bench.runs.registry import Choice
-from bench.settings import build
+from bench.runs.resolution import Choice, resolve
+
+_DECIDING = {name: value for name, value in asdict(TrainerOptions()).items() if name != "workers"}
+"""The trainer's options, as they are unless given, but for that on which no number depends."""
 
 
 @dataclass(frozen=True)
-class Job:
+class Setup:
     """A plan and what was made of it.
 
     Attributes:
@@ -49,23 +51,22 @@ class Job:
         return self.plan.command(torch.get_num_threads(), self.engine.place.local_world)
 
 
-def make(plan: Plan) -> Job:
+def set_up(plan: Plan) -> Setup:
     """Makes task and engine of a plan; whatever can be refused without a run is refused here."""
-    choice = plan.choice()
-    options = build(TrainerOptions, dict(plan.trainer), "trainer")
+    choice = resolve(plan)
+    directory = plan.out / choice.directory(plan.seed)
     with registry.defects(f"the task '{plan.task}'"):
         protocol: Task = choice.task.cls(choice.task_settings, plan.data_dir)
         digest = protocol.data_digest()
     loggers.check(plan.loggers)
     if plan.threads is not None:
         torch.set_num_threads(plan.threads)
-    directory = plan.out / choice.directory(plan.seed)
     engine = Engine(
         choice.method.cls,
         choice.method_settings,
         plan.seed,
         directory / "checkpoints",
-        options,
+        choice.trainer,
         choice.method.members,
     )
     method_file = _file(choice.method.cls)
@@ -80,13 +81,13 @@ def make(plan: Plan) -> Job:
                 "seed": plan.seed,
                 "data": digest,
                 "threads": torch.get_num_threads(),
-                "trainer": _deciding(options),
+                "trainer": {name: getattr(choice.trainer, name) for name in _DECIDING},
                 "source": records.source_hash(),
                 "method_file": records.file_hash(method_file),
                 "task_file": None if task_file is None else records.file_hash(task_file),
             }
         )
-    return Job(
+    return Setup(
         plan, choice, protocol, digest, engine, directory, method_file, task_file, json.loads(fingerprint)
     )
 
@@ -98,28 +99,7 @@ def _file(cls: type) -> Path | None:
         return None
 
 
-def _deciding(options: TrainerOptions) -> dict[str, Any]:
-    """The trainer's options but for that on which no number depends."""
-    return {name: value for name, value in asdict(options).items() if name != "workers"}
-
-
-def _fingerprint_of(record: records.Record) -> dict[str, Any]:
-    """The fingerprint of a finished run."""
-    method, task, provenance = record.method, record.task, record.provenance
-    return {
-        "method": method.settings | {"members": method.members},
-        "task": task.settings,
-        "seed": record.seed,
-        "data": task.data_digest,
-        "threads": record.environment.threads,
-        "trainer": _deciding(build(TrainerOptions, record.trainer, "trainer")),
-        "source": provenance.source_hash,
-        "method_file": provenance.method_file_hash,
-        "task_file": provenance.task_file_hash,
-    }
-
-
-def made_already(job: Job) -> records.Record | None:
+def made_already(setup: Setup) -> records.Record | None:
     """The record of this very run, if it is there and is not to be made again.
 
     The number of threads may be another where nobody asked for one, and the suite's source where the files of
@@ -128,18 +108,30 @@ def made_already(job: Job) -> records.Record | None:
     Raises:
         UsageError: If another run is there, or a damaged one.
     """
-    if job.plan.force or not (job.directory / "record.json").exists():
+    if setup.plan.force or not (setup.directory / "record.json").exists():
         return None
-    record = records.read_record(job.directory)
+    record = records.read_record(setup.directory)
     if record.status == "failed":
         return None
-    holdings.check(job.directory)
-    now, then = job.fingerprint, _fingerprint_of(record)
-    free = {"source"} | ({"threads"} if job.plan.threads is None else set())
+    holdings.check(setup.directory)
+    method, task, provenance = record.method, record.task, record.provenance
+    now = setup.fingerprint
+    then = {
+        "method": method.settings | {"members": method.members},
+        "task": task.settings,
+        "seed": record.seed,
+        "data": task.data_digest,
+        "threads": record.environment.threads,
+        "trainer": {name: record.trainer.get(name, usual) for name, usual in _DECIDING.items()},
+        "source": provenance.source_hash,
+        "method_file": provenance.method_file_hash,
+        "task_file": provenance.task_file_hash,
+    }
+    free = {"source"} | ({"threads"} if setup.plan.threads is None else set())
     free |= {"task_file"} if then["task_file"] is None else set()  # a record from before it was kept
     if differing := ", ".join(name for name in now if name not in free and now[name] != then[name]):
         raise UsageError(
-            f"{job.directory} holds a {record.status} run with another {differing}: it is kept; "
+            f"{setup.directory} holds a {record.status} run with another {differing}: it is kept; "
             "--force replaces it"
         )
     return record
