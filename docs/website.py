@@ -23,6 +23,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from bench import cli
 
@@ -68,12 +69,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, **_: Any) -> str:
+def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     """Links that leave the folder of the pages lead to the copies here, or are text if there is none."""
+    out = "../" * (page.file.src_uri.count("/") + 1)
     for name in AT_THE_ROOT:
-        markdown = re.sub(rf"\]\((?:\.\./)+{name}", f"]({name}", markdown)
+        markdown = markdown.replace(f"]({out}{name}", f"]({out.removeprefix('../')}{name}")
     markdown = markdown.replace("](tour.ipynb", "](tour.md")
-    return re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?:tests|benchmarks|\.github)/[^)]*\)", r"\1", markdown)
+    return re.sub(rf"\[([^\]]+)\]\({re.escape(out)}[^)]*\)", r"\1", markdown)
 
 
 def pages() -> Iterator[tuple[str, str]]:
@@ -81,7 +83,7 @@ def pages() -> Iterator[tuple[str, str]]:
     for name in AT_THE_ROOT:
         yield name, (ROOT / name).read_text().replace("](docs/", "](")
     yield "tour.md", notebook(json.loads((ROOT / "docs" / "tour.ipynb").read_text()))
-    yield "command-line.md", commands()
+    yield "help.md", helps()
     for path in sorted((ROOT / "bench").glob("*.py")):
         if path.stem not in NO_VOCABULARY:
             yield f"python/{path.stem}.md", f"# bench.{path.stem}\n\n::: bench.{path.stem}\n"
@@ -107,10 +109,9 @@ def notebook(read: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def commands() -> str:
+def helps() -> str:
     """Every command with its help, as its own parser prints it."""
-    intro = "What `bench COMMAND --help` prints. METHOD and TASK add settings to `bench run`."
-    parts = [f"# The command line\n\n{intro}"]
+    parts = ["# Help of every command\n\nWhat `bench COMMAND --help` prints. METHOD and TASK add settings."]
     for name, (_, says) in cli.COMMANDS.items():
         text = help_of(name)
         parts.append(f"## bench {name}\n\n{says[0].upper()}{says[1:]}.\n\n```text\n{text}\n```")

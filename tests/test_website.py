@@ -16,16 +16,7 @@ from playwright.sync_api import sync_playwright
 ROOT = Path(__file__).parent.parent
 CHROMIUM = shutil.which("chromium")
 ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-SHOWN = [
-    "index",
-    "tutorial",
-    "tour",
-    "findings",
-    "commands",
-    "python/contract",
-    "tasks/shift",
-    "decisions/speed",
-]
+SHOWN = ["index", "tutorial", "tour", "findings", "help", "python/contract", "tasks/shift", "results"]
 
 needs_browser = pytest.mark.skipif(
     CHROMIUM is None and os.environ.get("BENCH_REQUIRE_BROWSER") != "1", reason="no Chromium on this system"
@@ -106,9 +97,9 @@ def test_no_page_asks_for_anything_from_elsewhere(site):
 
 
 def test_the_reference_has_every_command_and_every_module_of_the_vocabulary(site, website):
-    commands = Page(site / "command-line.html").ids
+    commands = Page(site / "help.html").ids
     assert {f"bench-{name}" for name in website.cli.COMMANDS} | {"bench-board-build"} <= commands
-    text = (site / "command-line.html").read_text()
+    text = (site / "help.html").read_text()
     assert "--print_config" in text
     assert not re.search(r"0x[0-9a-f]{6}|\x08", text), "an address in memory, or a backspace"
     assert {"bench.contract.Method", "bench.contract.Task.score"} <= Page(
