@@ -185,7 +185,7 @@ class _Vessel:
     """How many vessels lie between it and the disc."""
 
     def course(self, generator: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """Its points (x and y), direction and width there, `[steps]` each, up to where no vessel runs."""
+        """Points (x and y) of a vessel, direction and width there, `[steps]` each, up to where none runs."""
         step = 0.03
         steps = max(int(self.length / step), 2)
         angles = self.heading + self.bend * step * np.arange(steps)
