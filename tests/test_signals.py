@@ -204,3 +204,33 @@ def test_process_that_is_terminated_twice(tmp_path):
     assert (*process.communicate(timeout=60), process.returncode) == ("", "", 143)
     assert len(list(tmp_path.rglob("unfinished.json"))) == 1
     assert not list(tmp_path.rglob(".lock"))
+
+
+SLOW = """
+import sys, time
+
+class Slow:
+    def find_spec(self, name, path, target=None):
+        if name == "bench.cli":
+            print("importing", flush=True)
+            time.sleep(30)
+
+sys.meta_path.insert(0, Slow())
+"""
+ENTRY = "from bench.__main__ import main\nsys.exit(main())"
+BARE = "from bench import cli\nsys.exit(cli.main())"
+
+
+@pytest.mark.parametrize(("entry", "silent"), [(ENTRY, True), (BARE, False)], ids=["bench", "control"])
+def test_ctrl_c_in_the_first_seconds_is_silent(entry, silent):
+    """While the command line is imported; without the entry's own handler Python prints a traceback."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW + entry], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    if silent:
+        assert (process.returncode, out, err) == (130, "", "")
+    else:
+        assert "KeyboardInterrupt" in err
