@@ -64,7 +64,7 @@ NAMES: dict[str, dict[str, object]] = {
 }
 
 PRESETS: dict[str, dict[str, object]] = {
-    "smoke": {"train_images": 5000, "epochs": 1, "test_samples": 2, "trajectories": 200},
+    "smoke": {"train_images": 5000, "epochs": 1, "test_samples": 2, "trajectories": 200, "acquired": 50},
     "paper": {"epochs": 100, "patience": 20},
 }
 

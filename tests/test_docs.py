@@ -27,10 +27,8 @@ def copy_of_the_project(folder: Path) -> dict[str, str]:
     """Copies the source and returns an environment in which `bench` and `python` use the copy."""
     for name in ("bench", "methods", "tasks", "leaderboard", "tests", "docs"):
         ignored = shutil.ignore_patterns("__pycache__", "records", "figures")
-        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored, symlinks=True)
     shutil.copy(ROOT / "pyproject.toml", folder)
-    for name in ("methods", "tasks", "leaderboard"):  # what package-dir does in an installation
-        (folder / "bench" / name).symlink_to(folder / name)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     return os.environ | {"PATH": path, "PYTHONPATH": str(folder), "COLUMNS": "200"}
 

@@ -384,6 +384,7 @@ def test_a_run_in_both_places_counts_once(good, tmp_path, monkeypatch):
     for seed in (0, 1):
         run = Path(shutil.copytree(good, ours / f"split_digits/mfvi/seed{seed}"))
         (run / "curves.csv").unlink()
+        (run / "files.json").unlink()  # which no submission has
     kept = Path(shutil.copytree(good, tmp_path / "records" / "split_digits/mfvi/seed0"))
     monkeypatch.setattr(entries, "SUBMISSIONS", tmp_path / "submissions")
     monkeypatch.setattr(entries, "RECORDS", tmp_path / "records")

@@ -185,9 +185,8 @@ def reach(sources):
         for function in ast.walk(ast.parse(source)):
             if isinstance(function, ast.FunctionDef):
                 names = {node.id for node in ast.walk(function) if isinstance(node, ast.Name)}
-                used[function.name] = names | {
-                    n.attr for n in ast.walk(function) if isinstance(n, ast.Attribute)
-                }
+                names |= {n.attr for n in ast.walk(function) if isinstance(n, ast.Attribute)}
+                used[function.name] = used.get(function.name, set()) | names  # methods may share a name
     for _ in used:
         used = {name: names.union(*(used.get(other, ()) for other in names)) for name, names in used.items()}
     return used
@@ -207,7 +206,12 @@ def test_every_command_that_prints_a_table_has_it_in_every_format():
     assert {"run", "runs", "show", "compare", "figures", "data", "sweep", "tune"} <= tables
     assert missing == set()
     for path, source in sources.items():
-        assert path.name == "formats.py" or not re.search(r"rich\.table|\b[lr]just\b|tabulate", source), path
+        live = (
+            path.name == "sweep_view.py"
+        )  # redrawn on standard error while a sweep runs: nothing to take away
+        assert (
+            live or path.name == "formats.py" or not re.search(r"rich\.table|\b[lr]just\b|tabulate", source)
+        ), path
 
 
 def test_law_catches_a_table_without_format():

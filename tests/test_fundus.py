@@ -95,7 +95,7 @@ def test_a_stopped_one_is_finished_with_the_same_bytes(made, tmp_path):
     (folder / "train/1_left.jpeg").unlink()
     (folder / "train/2_left.jpeg").write_bytes((folder / "train/2_left.jpeg").read_bytes()[:-100])
     (folder / "train/3_left.jpeg").write_bytes(b"")
-    (folder / "train/.1_left.jpeg.writing").write_bytes(b"half")
+    files.temporary(folder / "train/1_left.jpeg").write_bytes(b"half")
     kept = (folder / "train/4_left.jpeg").stat().st_mtime_ns
     fundus.make(folder, **SETTINGS, workers=1)
     assert digest(folder) == digest(made)

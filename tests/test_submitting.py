@@ -123,6 +123,7 @@ def test_diverged_runs_count(runs, tmp_path):
     parts = {name: lost[name] for name in ("status", "reason", "metrics", "undefined")}
     change(run_of(runs, 1), provenance={"arrays_digest": None}, **parts)
     (run_of(runs, 1) / "arrays.safetensors").unlink()
+    (run_of(runs, 1) / "files.json").unlink()
     files = submission.read(submit(runs, tmp_path / "mine")).files
     assert "split_digits/map/seed1/record.json" in files
     assert "split_digits/map/seed1/arrays.safetensors" not in files
@@ -204,7 +205,7 @@ REFUSED = {
     "forged": (lambda runs: forged(run_of(runs, 1)), "the metrics of the record are not those of its arrays"),
     "no arrays": (
         lambda runs: (run_of(runs, 1) / "arrays.safetensors").unlink(),
-        r"holds no arrays\.safetensors",
+        r"arrays\.safetensors is missing; bench run --force",
     ),
     "no run": (lambda runs: drop(runs, 0, 1, 2), "there is no run to submit"),
 }

@@ -148,12 +148,12 @@ os.kill(int(sys.argv[2]), signal.SIGUSR2)
 
 def test_preempted_job_stops_its_cell_and_is_put_back(here, monkeypatch):
     needs("submitit")
-    from bench.sweep.workers_slurm import Job
+    from bench.sweep.workers_slurm import Pack
 
     monkeypatch.setenv("WAITS_IN_FIT", "2")
     plan = build(Plan, {"method": "toys:Waits", "task": "toys:OwnTask", "out": here / "runs", "threads": 1})
     note = cells.Note.of(plan)
-    job = Job([worker.message(plan, note.log)], {}, str(here))
+    job = Pack([worker.message(plan, note.log)], {}, str(here))
 
     def preempt(number, frame):
         raised.append(job.checkpoint())

@@ -137,6 +137,8 @@ class Parser(jsonargparse.ArgumentParser):
                 yield from _misfit(known[name], value)
             else:
                 yield self.unknown(f"--{name}")
+        if len(words) < sum(action.nargs is None for action in places):
+            return  # argparse names what is not there
         for action in self._actions:
             if vars(action).get("is_required") and action.dest not in seen:
                 yield f"{action.option_strings[0]} is required"

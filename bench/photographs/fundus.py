@@ -121,6 +121,7 @@ def make(
         return folder
     with _alone(folder):
         if not _is_made(folder, settings):
+            files.sweep(folder)
             files.write(folder / "making.json", _json(settings))
             digests = _write_photographs(folder, images, size, seed, workers, progress)
             tables = _tables(images, seed)

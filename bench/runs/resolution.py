@@ -161,8 +161,9 @@ def resolve(plan: Plan, is_typed: bool = True) -> Choice:
 
     Args:
         plan: What was typed, or what a record holds.
-        is_typed: False for a record's plan: the code that names of the form `package.module:name` stand for
-            is run where a user typed them, and never because a record holds them.
+        is_typed: False for a record's plan. The code that names of the form `package.module:name` stand for
+            is run where a user typed them, and never because a record holds them; and a record keeps the name
+            that it was made under, be there a narrower one by now.
 
     Raises:
         UsageError: If a name, a preset or a value is wrong, the method lacks what the task needs, or a study
@@ -184,7 +185,7 @@ def resolve(plan: Plan, is_typed: bool = True) -> Choice:
     trainer, own_code = build(TrainerOptions, dict(plan.trainer), "trainer"), code_in(task_settings)
     if is_typed:
         registry.import_own(*own_code)
-    named = registry.narrowest(method, asdict(settings))
+    named = registry.narrowest(method, asdict(settings)) if is_typed else method
     _refuse_unfit(method, task, task_settings)
     if named is not method:
         preset, standard = (_preset_settings(named, task, name) for name in (plan.preset, "standard"))

@@ -107,6 +107,17 @@ def left_behind(path: Path) -> list[Path]:
         return []
 
 
+def sweep(folder: Path) -> None:
+    """Removes what killed writers have left anywhere below a folder that no other process writes to now.
+
+    Raises:
+        OutputError: If something cannot be removed.
+    """
+    for path in folder.rglob(f".*{_WRITING}"):
+        with writing(path):
+            path.unlink()
+
+
 def write(path: Path, content: bytes) -> None:
     """Writes a file in one step: a temporary file beside it, then a rename; makes the folders above it.
 

@@ -17,7 +17,7 @@ RULES: dict[str, dict[str, tuple[str, ...]]] = {
         "corpus": ("pickle", "pickle for arrays", "code", "task that is code", "task of one's own"),
         "test_architecture.py": (
             "test_nothing_is_unpickled",
-            "test_only_catalogue_and_registry_import_what_a_string_says",
+            "test_only_the_registry_imports_what_a_string_says",
         ),
         "hostile/test_hostile.py": ("test_own_class_is_a_label_that_nobody_imports",),
     },
