@@ -63,7 +63,11 @@ class Model(ABC):
     def log_evidence(
         self, inputs: Tensor, observed: Tensor, mean: float, variance: float, generator: torch.Generator
     ) -> LogEvidence:
-        """Log evidence of observations `[N]` under N(mean, variance) on every weight, unnormalised."""
+        """Log evidence of observations `[N]` under N(mean, variance) on every weight, unnormalised.
+
+        Raises:
+            NotImplementedError: If the model has none (`finds_evidence`).
+        """
         raise NotImplementedError
 
 
