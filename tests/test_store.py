@@ -500,6 +500,39 @@ def test_run_that_is_replaced_has_new_lines_and_the_old_bytes_stay_in_the_histor
     assert "records/one/m/seed0/arrays.safetensors" not in manifest.read(project)
 
 
+def test_what_equals_the_arrays_of_an_older_run_takes_nothing_from_it(project):
+    """Two submissions and a record with the same arrays: each has lines of its own, and goes alone."""
+    shared = CONTENT["t/m/seed0"]
+    put(project, "records/t/m/seed0", {"arrays.safetensors": shared, "curves.csv": b"curve,series,x,value\n"})
+    for path in (project / "store").rglob("*.safetensors"):
+        if path.read_bytes() == shared:
+            path.unlink()
+    committing.commit("the record first", project)
+    of_record = {f"records/t/m/seed0/{name}" for name in ("arrays.safetensors", "curves.csv")}
+    of_submission = "submissions/my-method/t/m/seed0/arrays.safetensors"
+    assert of_record | {of_submission} <= manifest.read(project).keys()
+    # The same arrays once more, by another submission and through the store.
+    other = project / "submissions" / "other"
+    (other / "t/m/seed0").mkdir(parents=True)
+    (other / "t/m/seed0/record.json").write_text("{}")
+    test_submission.write(
+        other,
+        files={"t/m/seed0/arrays.safetensors": store.sha256(shared), "t/m/seed0/record.json": "0" * 64},
+    )
+    store.keep(shared, project / "store")
+    before = manifest.read(project)
+    committing.commit("then another", project)
+    lines = manifest.read(project)
+    assert {path: lines[path] for path in before} == before
+    assert lines.keys() - before.keys() == {"submissions/other/t/m/seed0/arrays.safetensors"}
+    shutil.rmtree(project / "records/t/m/seed0")
+    put(project, "records/one/m/seed3", {"curves.csv": b"curve,series,x,value\n"})
+    committing.commit("the record goes", project)
+    lines = manifest.read(project)
+    assert not of_record & lines.keys()
+    assert lines[of_submission].digest == DIGESTS["t/m/seed0"]
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -579,13 +612,9 @@ def test_every_line_has_its_record_and_every_record_its_lines():
             assert named in lines or named in at_hand or run.startswith("submissions/"), run
 
 
-LEAVING = store.STORE
-"""Its objects leave the tree by the next `bench store commit`; then this goes."""
-
-
 def test_the_tree_holds_no_arrays_and_stays_small():
     """Never raise the limit: evidence goes into the history by `bench store commit`."""
     paths = tracked() or [p for folder in ("docs", "leaderboard") for p in (MAIN / folder).rglob("*")]
-    paths = {path for path in paths if path.exists() and not path.is_relative_to(LEAVING)}
+    paths = {path for path in paths if path.exists()}
     assert 1e6 < sum(path.lstat().st_size for path in paths) < 30e6
     assert not {*committing.in_tree()} & paths

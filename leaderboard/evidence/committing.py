@@ -65,7 +65,7 @@ def commit(message: str, root: Path = ROOT, progress: ProgressCallback = lambda 
     _must_be_in_a_fresh_clone(top, lines, progress)
     for path in files:
         write(kept(sha256(content := path.read_bytes()), path.name), content)
-    manifests = manifest.write([*_untouched(root, lines), *lines], root)
+    manifests = manifest.write(_all_lines(root, files, lines), root)
     for path in files:
         with writing(path):
             path.unlink()
@@ -94,13 +94,31 @@ def _lines(root: Path, files: list[Path]) -> list[Line]:
     return found
 
 
-def _untouched(root: Path, new: list[Line]) -> Iterator[Line]:
-    """The lines of other runs that are still there; a run that was replaced loses all it had."""
-    replaced = {line.path.rpartition("/")[0] for line in new}
-    for line in manifest.read(root).values():
-        run = line.path.rpartition("/")[0]
-        if run not in replaced and (root / run / "record.json").exists():
-            yield line
+def _all_lines(root: Path, files: list[Path], new: list[Line]) -> list[Line]:
+    """New lines, and those of other runs that are still there; a run that was replaced loses all it had.
+
+    A run is replaced if a file of it lies in the tree, or if a new line gives one of its files another
+    digest. A run whose arrays equal those of a new one is not: it only shares their object. What a submission
+    shares with another run gets a line of its own, so that it stays when the other goes.
+    """
+    old = manifest.read(root)
+    beside_their_record = [path.parent for path in files if not path.is_relative_to(root / "store")]
+    replaced = {run.relative_to(root).as_posix() for run in beside_their_record}
+    replaced |= {_run(line) for line in new if line.path in old and old[line.path].digest != line.digest}
+    lines = {line.path: line for line in new}
+    for path, line in old.items():
+        if _run(line) not in replaced and (root / _run(line) / "record.json").exists():
+            lines.setdefault(path, line)
+    held = {line.digest: line for line in [*old.values(), *new]}
+    for entry in named(root).values():
+        for path in (at.relative_to(root).as_posix() for at in entry.beside):
+            if entry.digest in held and path.startswith("submissions/"):
+                lines.setdefault(path, held[entry.digest]._replace(path=path))
+    return list(lines.values())
+
+
+def _run(line: Line) -> str:
+    return line.path.rpartition("/")[0]
 
 
 def _is_tracked(root: Path, name: str) -> bool:
