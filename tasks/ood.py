@@ -118,8 +118,11 @@ class OutOfDistribution(PictureTask):
         return {
             "log_probs": metrics.store(average[:count]).reshape(*form, -1),
             "information": information.reshape(form),
-            "brightness": brightness(*sets),
         }
+
+    def targets(self) -> Arrays:
+        """Test labels `[N]`, and the brightness of all images."""
+        return super().targets() | {"brightness": brightness(self.test, *self.others())}
 
     def layouts(self) -> dict[str, Layout]:
         """Predictions of N test images, then of the foreign data sets, and test labels."""

@@ -148,7 +148,7 @@ class Retinopathy(PhotographTask):
         )
 
     def run(self, engine: Engine) -> Arrays:
-        """Readings of the test eyes, and whose eyes they are."""
+        """Readings of the test eyes."""
         own = self.settings
         engine.stage("fit")
         method = engine.fit(self.problem(), Budget(own.epochs, own.batch_size, own.patience))
@@ -156,11 +156,12 @@ class Retinopathy(PhotographTask):
         seen = engine.predict(method, val, own.test_samples)
         engine.log("nll", -float(seen.log_score(val.labels).mean()))
         prediction = engine.predict(method, self.eyes("test"), own.test_samples)
-        return referral.stored(prediction, self.tested.patients[self.rows("test")])
+        return referral.stored(prediction)
 
     def targets(self) -> Arrays:
-        """Test labels `[N]`, 1 is sick."""
-        return {"labels": self.own_data("test")[1].astype(np.uint8)}
+        """Test labels `[N]`, 1 is sick, and whose eyes they are, `[N]`, a number per patient."""
+        patients = np.unique(self.tested.patients[self.rows("test")], return_inverse=True)[1]
+        return {"labels": self.own_data("test")[1].astype(np.uint8), "patients": patients.astype(np.int32)}
 
     def layouts(self) -> dict[str, Layout]:
         """Readings, patients and labels."""

@@ -153,12 +153,18 @@ class Shift(PictureTask):
         _, _, arrays["information"], arrays["foreign_information"] = np.split(information, ends)
         for name in ("log_probs", "information", "foreign_log_probs", "foreign_information"):
             arrays[name] = arrays[name].reshape(-1, len(test), *arrays[name].shape[1:])
-        arrays["brightness"] = brightness(test, *others)
-        for part in ("val", "calibration"):
-            arrays[f"{part}_labels"] = self.pictures.train_labels[rows[part]].astype(np.uint8)
         seen = metrics.restore(arrays["val_log_probs"])
-        engine.log("nll_clean", metrics.negative_log_likelihood(seen, arrays["val_labels"]))
+        engine.log("nll_clean", metrics.negative_log_likelihood(seen, self.held_out("val")))
         return arrays
+
+    def held_out(self, part: str) -> np.ndarray:
+        """Labels of a part of the training set, uint8 `[V]`."""
+        return self.pictures.train_labels[self.rows[part]].astype(np.uint8)
+
+    def targets(self) -> Arrays:
+        """Labels of the test images and of the two held-out parts, and the brightness of all images."""
+        parts = {f"{part}_labels": self.held_out(part) for part in ("val", "calibration")}
+        return super().targets() | parts | {"brightness": brightness(self.test, *self.others())}
 
     def layouts(self) -> dict[str, Layout]:
         """Predictions of N test images clean and corrupted, of foreign ones, and of two held-out parts."""

@@ -184,7 +184,7 @@ class UCIRegression(Task):
         inputs, targets = self.table.inputs, self.table.targets
         mean, std = inputs[train].mean(0), inputs[train].std(0)
         std[np.ptp(inputs[train], 0) == 0] = 1  # two inputs of naval never change
-        centre, scale = float(targets[train].mean()), float(targets[train].std())
+        centre, scale = self.units(split)
 
         def standard_inputs(rows: np.ndarray) -> torch.Tensor:
             return torch.from_numpy((inputs[rows] - mean) / std).float()
@@ -194,6 +194,12 @@ class UCIRegression(Task):
             return TensorDataset(standard_inputs(rows), standard_targets[:, None])
 
         return Part(examples(train), examples(val), standard_inputs(test), centre, scale)
+
+    def units(self, split: int) -> tuple[float, float]:
+        """Mean and standard deviation of the targets that a split trains on."""
+        train = self.rows(split)[0]
+        targets = self.table.targets[train[: len(train) - len(train) // 10]]
+        return float(targets.mean()), float(targets.std())
 
     # ---- protocol
 
@@ -210,7 +216,7 @@ class UCIRegression(Task):
         number = self.num_splits
         epochs = self.settings.epochs or (200 if len(self.table.targets) < 2000 else 40)
         budget = Budget(epochs, self.settings.batch_size)
-        means, variances, scales, validation = [], [], [], []
+        means, variances, validation = [], [], []
         stages = [f"split {k + 1}" for k in range(number)]
         for k, method in enumerate(engine.fit_stages(stages, self.problem, budget)):
             part = self.part(k)
@@ -226,16 +232,15 @@ class UCIRegression(Task):
             kept = normals.stored(mean, variance)
             means.append(kept[0])
             variances.append(kept[1])
-            scales.append((part.centre, part.scale))
-        return {
-            "mean": np.stack(means),
-            "variance": normals.without_repeats(np.stack(variances)),
-            "centre_and_scale": np.array(scales),
-        }
+        return {"mean": np.stack(means), "variance": normals.without_repeats(np.stack(variances))}
 
     def targets(self) -> Arrays:
-        """Test targets `[K, N]` in their own unit, K splits of N rows."""
-        return {"targets": np.stack([self.table.targets[self.rows(k)[1]] for k in range(self.num_splits)])}
+        """Test targets `[K, N]` in their own unit, K splits of N rows; mean and scale of each, `[K, 2]`."""
+        splits = range(self.num_splits)
+        return {
+            "targets": np.stack([self.table.targets[self.rows(k)[1]] for k in splits]),
+            "centre_and_scale": np.array([self.units(k) for k in splits]),
+        }
 
     def layouts(self) -> dict[str, Layout]:
         """Mixtures of S normals for N test rows of K splits, standardised as said beside them, and targets.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from boards import Maker, example, identity, task_names
 
-from bench.errors import UsageError
+from bench.errors import DataError, UsageError
 from bench.leaderboard.rank import board as boarding
 from bench.leaderboard.rank import pairing
 from bench.leaderboard.rank.ranking import Entry, Replicate, across, rank
@@ -249,8 +249,46 @@ def test_other_numbers_of_examples_are_not_compared(maker, build, tmp_path):
         path.write_text(json.dumps(record))
     few.seal("theirs")
     board = build()
-    assert rows(board)["short (theirs)"]["why"] == "seed 0 has 30 test examples, others 40"
+    assert rows(board)["short (theirs)"]["why"] == "seed 0: labels is not the task's own"
     assert len(ranked(board)) == 3
+
+
+def test_invented_targets_leave_and_ours_stay(maker, build, monkeypatch, tmp_path):
+    """Four strangers to one of ours, their labels what they predict, of another number, as one has its data.
+
+    With the task's data at hand they have the wrong targets. Without, nobody knows: ours rank alone then, and
+    where none is ours the table says what it is worth.
+    """
+    three(maker, methods=(0, 1))
+    task = maker.task(0)
+    honest = boards.Simulated.targets
+    monkeypatch.setattr(boards.Simulated, "targets", lambda self: {"labels": honest(self)["labels"][:25]})
+    invented = task.data_digest()
+    for slug in ("cheat-a", "cheat-b", "cheat-c", "cheat-d"):
+        three(maker, slug, methods=(5,))
+    monkeypatch.setattr(boards.Simulated, "targets", honest)
+    assert task.data_digest() != invented
+    for path in (tmp_path / "submissions").glob("cheat-b/*/*/*/record.json"):
+        path.write_text(path.read_text().replace(invented, task.data_digest()))
+    maker.seal("cheat-b")
+    table = rows(build())
+    assert ranked(build()) == ["method001", "method000"]
+    whys = {row["why"] for name, row in table.items() if "cheat" in name}
+    assert whys == {"seed 0: labels is not the task's own"}
+
+    def lost(self):
+        raise DataError("they are nowhere")
+
+    monkeypatch.setattr(boards.Simulated, "targets", lost)
+    board = build(cache=tmp_path / "other")
+    assert ranked(board) == ["method001", "method000"]
+    found = rows(board)
+    assert {found["method000"]["tier"], found["method005 (cheat-a)"]["tier"]} == {
+        "recomputed",
+        "targets unseen",
+    }
+    assert found["method005 (cheat-a)"]["why"] == "its data are others than those of the table"
+    assert found["method005 (cheat-b)"]["why"].startswith("nobody here can tell")
 
 
 def test_other_data_and_other_versions_are_not_compared(maker, build):

@@ -109,16 +109,15 @@ def _largest(metric: Metric) -> float:
 # ------------------------------------------------------------------------------------------------- arrays
 
 
-def stored(prediction: Prediction, patients: np.ndarray) -> Arrays:
-    """What a run keeps of its predictions: 20 bytes an image.
+def stored(prediction: Prediction) -> Arrays:
+    """What a run keeps of its predictions: 16 bytes an image.
 
     Args:
         prediction: A `Bernoulli` of the test images, log-odds `[S, N]`.
-        patients: A number per patient, `[N]`.
 
     Returns:
         Log-probabilities of healthy and sick `[N, 2]`, averaged over the samples; mutual information, in
-        nats, and standard deviation of p(sick) over the samples, each `[N]`, 0 if S = 1; patients `[N]`.
+        nats, and standard deviation of p(sick) over the samples, each `[N]`, 0 if S = 1.
     """
     assert isinstance(prediction, Bernoulli)
     log_odds = prediction.log_odds.double()
@@ -127,7 +126,6 @@ def stored(prediction: Prediction, patients: np.ndarray) -> Arrays:
         "log_probs": Bernoulli(log_odds).average().float().numpy(),
         "information": metrics.mutual_information(of_samples).float().numpy(),
         "deviation": log_odds.sigmoid().std(0, correction=0).float().numpy(),
-        "patients": np.unique(patients, return_inverse=True)[1].astype(np.int32),
     }
 
 

@@ -71,7 +71,7 @@ CODES: Final[dict[str, str]] = {
     "arrays-digest": "Arrays are not those that the record names by their digest.",
     "arrays-not-finite": "An array holds NaN or infinity.",
     "arrays-not-normalised": "Probabilities do not sum to 1 within 2e-3.",
-    "targets-differ": "The targets are not the task's own.",
+    "targets-differ": "The targets, or another array that is no prediction, are not the task's own.",
     "file-hash": "A file has not the SHA-256 that submission.json gives, and nothing else is wrong.",
     # ---- metrics
     "metrics-unknown": "The metrics of a record are not those that the task declares.",

@@ -25,6 +25,7 @@ from bench.data import array_digest
 from bench.errors import BenchError
 from bench.leaderboard.check.codes import Rejected
 from bench.leaderboard.check.structure import Checked, HandedIn
+from bench.leaderboard.check.truth import Truth
 from bench.runs import registry, resolution
 from bench.runs.records import RELATIVE, Record, TaskPart, same, split_metrics
 from bench.settings import build
@@ -50,15 +51,13 @@ class Posed:
         said: What the record says of it.
         task: The task.
         layouts: What its arrays look like.
-        targets: Its own targets; None where the data are not here.
-        digest: Digest of its data; None where they are not here.
+        truth: What is known of its own arrays and data.
     """
 
     said: TaskPart
     task: Task
     layouts: Mapping[str, Layout]
-    targets: Arrays | None
-    digest: str | None
+    truth: Truth
 
 
 def score(checked: Checked, data_dir: str | None = None) -> Scored:
@@ -83,22 +82,27 @@ def score(checked: Checked, data_dir: str | None = None) -> Scored:
     if checked.changed is not None:
         raise Rejected("file-hash", f"{checked.changed} has not the SHA-256 that submission.json gives")
     cells = {run.cell for run in checked.runs}
-    unseen = sorted(name for name, task in posed.items() if task.targets is None)
+    unseen = sorted(name for name, task in posed.items() if not task.truth.is_known)
     told = f"{len(checked.runs)} runs, {len(cells)} entries: every metric computed again; " + (
-        f"targets of {', '.join(unseen)} were not compared: the data are not here"
+        f"targets of {', '.join(unseen)} were not compared: nobody listed them, and the data are not here"
         if unseen
         else "targets compared with the tasks' own"
     )
-    return Scored(min(map(tier, (task.task for task in posed.values())), key=TIERS.index), told)
+    return Scored(min(map(tier, posed.values()), key=TIERS.index), told)
 
 
-TIERS: Final = ("self-reported", "recomputed")
+TIERS: Final = ("targets unseen", "self-reported", "recomputed")
 """From less trust to more; `re-run` is given by maintainers."""
 
 
-def tier(task: Task) -> str:
-    """`recomputed`, if every metric of the task follows from predictions; else `self-reported`."""
-    return TIERS[not task.spec.self_reported]
+def tier(posed: Posed) -> str:
+    """`recomputed`, if every metric of the task follows from predictions and its own targets.
+
+    `self-reported`, if one is the method's own word; `targets unseen`, if nobody here can know the targets.
+    """
+    if not posed.truth.is_known:
+        return TIERS[0]
+    return TIERS[1 if posed.task.spec.self_reported else 2]
 
 
 def _refuse_few_seeds(checked: Checked, posed: dict[str, Posed]) -> None:
@@ -124,10 +128,7 @@ def pose(record: Record, where: str, data_dir: str | None = None) -> Posed:
     layouts = task.layouts()
     if not task.spec.ranked or layouts is None:
         raise Rejected("task-unranked", f"{where}: {record.task.name} is not ranked")
-    try:
-        return Posed(record.task, task, layouts, task.targets(), task.data_digest())
-    except BenchError:  # data that are not here, and are not fetched
-        return Posed(record.task, task, layouts, None, None)
+    return Posed(record.task, task, layouts, Truth(task, record.task.identity))
 
 
 def task_of(record: Record, where: str, data_dir: str | None = None) -> Task:
@@ -169,7 +170,7 @@ def stands(run: HandedIn, posed: Posed) -> None:
         Rejected: With the first reason found.
     """
     record, spec = run.record, posed.task.spec
-    if posed.digest is not None and record.task.data_digest != posed.digest:
+    if posed.truth.data not in (None, record.task.data_digest):
         raise Rejected("data-differ", f"{run.name} was made on other data than the task's")
     if (record.metrics.keys(), record.task.main_metric) != (spec.metrics.keys(), spec.main_metric):
         raise Rejected("metrics-unknown", f"{run.name}: its metrics are not those of {record.task.name}")
@@ -187,9 +188,8 @@ def _refuse_arrays(run: HandedIn, arrays: Arrays, posed: Posed) -> None:
     found = {name: (array.dtype.name, array.shape) for name, array in arrays.items()}
     if wrong := misfit(posed.layouts, found):
         raise Rejected("arrays-unexpected", f"{run.name}: {wrong}")
-    for name, target in (posed.targets or {}).items():
-        if not np.array_equal(arrays[name], target):
-            raise Rejected("targets-differ", f"{run.name}: {name} is not the task's own")
+    if (name := posed.truth.other(arrays)) is not None:
+        raise Rejected("targets-differ", f"{run.name}: {name} is not the task's own")
     if array_digest(arrays) != run.record.provenance.arrays_digest:
         raise Rejected("arrays-digest", f"{run.name}: the arrays are not those whose digest the record gives")
 

@@ -35,8 +35,9 @@ class Verdict:
         status: accepted or rejected.
         code: A code of `bench.leaderboard.check.codes.CODES`.
         message: One line: what is wrong, where, what to do; of an accepted one, what was checked.
-        tier: Of an accepted one: `recomputed`, if every metric follows from the predictions; `self-reported`,
-            if one is the method's own word.
+        tier: Of an accepted one: `recomputed`, if every metric follows from the predictions and the task's
+            own targets; `self-reported`, if one is the method's own word; `targets unseen`, if nobody here
+            can know the targets.
     """
 
     status: Literal["accepted", "rejected"]

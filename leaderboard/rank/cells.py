@@ -22,6 +22,7 @@ from bench.text import one_line
 
 if TYPE_CHECKING:
     from bench.contract import Task
+    from bench.leaderboard.check.truth import Truth
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,21 @@ def read(files: RunFiles) -> Scored:
     return Scored(files, record, record.metrics)
 
 
-def scored(run: Scored, task: Task) -> Scored:
-    """The run with its metrics computed again, and its losses, where its arrays are here."""
+def scored(run: Scored, task: Task, known: Truth) -> Scored:
+    """The run with its metrics computed again, and its losses, where its arrays are here.
+
+    Args:
+        run: As it was read.
+        task: Of its record.
+        known: What is known of the task's own arrays; a run that has others has a problem.
+    """
     files, record = run.files, run.record
     if record is None or record.status != "completed" or files.arrays is None:
         return run
     try:
         arrays = load(files.arrays)
+        if (name := known.other(arrays)) is not None:
+            return replace(run, problem=f"seed {files.seed}: {name} is not the task's own")
         found = task.score(arrays)
         losses = task.losses(arrays)
     except (Exception, SystemExit) as error:  # whatever arrays can lead a score to

@@ -105,8 +105,12 @@ class Evidence:
         """
         k, count = self.paired.shape
         size = k, _WORLDS
-        values, vectors = np.linalg.eigh(self.paired @ self.paired.T * (self.share / (count - 1)))
+        # By correlations: beside an entry whose losses are 1e12 the covariances of others are mere rounding.
+        spread = np.sqrt((self.paired**2).sum(1, keepdims=True))
+        unit = self.paired / np.where(spread > 0, spread, 1)
+        values, vectors = np.linalg.eigh(unit @ unit.T)
         of_examples = (vectors * np.sqrt(values.clip(0))) @ generator.standard_normal(size)
+        of_examples *= spread * np.sqrt(self.share / (count - 1))
         freedom = np.where(np.isfinite(self.freedom), self.freedom, 1)[:, None]
         seeds = self.seeds[:, None] * generator.chisquare(freedom, size) / freedom
         seeds = np.maximum(seeds, self.noise[:, None])

@@ -9,6 +9,7 @@ from unicodedata import normalize
 import numpy as np
 
 from bench.intervals import student
+from bench.leaderboard.evidence.submission import OURS
 from bench.leaderboard.rank.cells import Candidate, Scored
 from bench.leaderboard.rank.ranking import Place
 from bench.spec import Spec
@@ -92,8 +93,8 @@ class Table(TypedDict, total=False):
     notes: list[str]
 
 
-def row(candidate: Candidate, place: Place, spec: Spec) -> EntryRow:
-    """The row of an entry."""
+def row(candidate: Candidate, place: Place, spec: Spec, targets_known: bool = True) -> EntryRow:
+    """The row of an entry; `targets_known` says whether its test targets could be compared."""
     record, cell, interval = candidate.record, candidate.cell, place.cell
     struck = cell.struck.partition(":")[0]
     metrics: dict[str, list[float | None]] = {}
@@ -109,7 +110,7 @@ def row(candidate: Candidate, place: Place, spec: Spec) -> EntryRow:
         folder=cell.method,
         status="ranked" if place.ranks else struck or "not ranked",
         why=escaped(place.why or candidate.why)[:LONGEST_REASON],
-        tier=_tier(candidate, spec),
+        tier=_tier(candidate, spec, targets_known),
         ranks=list(place.ranks) if place.ranks else None,
         group=place.group,
         mean=finite(interval.centre) if interval else None,
@@ -128,9 +129,11 @@ def row(candidate: Candidate, place: Place, spec: Spec) -> EntryRow:
     )
 
 
-def _tier(candidate: Candidate, spec: Spec) -> str:
+def _tier(candidate: Candidate, spec: Spec, targets_known: bool) -> str:
     if candidate.cell.was_repeated:
         return "re-run"
+    if candidate.is_recomputed and not targets_known and candidate.cell.slug != OURS:
+        return "targets unseen"
     own_word = spec.main_metric in spec.self_reported
     return "recomputed" if candidate.is_recomputed and not own_word else "self-reported"
 

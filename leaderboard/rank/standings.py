@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bench.contract import Task
 
 NOT_HERE = "could not be computed again: its arrays are not here"
+UNSEEN = "nobody here can tell whether its test targets are the task's own"
 
 
 class Computed(NamedTuple):
@@ -53,7 +54,8 @@ def compute(identity: str, cells: Sequence[Cell], figures: bool = True) -> Compu
         cells: Entries with their runs.
         figures: Whether the task's figures are drawn.
     """
-    from bench.runs.registry import misleads  # here and below, since what is kept needs no torch
+    from bench.leaderboard.check.truth import Truth  # here and below, since what is kept needs no torch
+    from bench.runs.registry import misleads
 
     candidates = [Candidate(cell, tuple(map(read, cell.runs))) for cell in cells]
     try:
@@ -61,10 +63,13 @@ def compute(identity: str, cells: Sequence[Cell], figures: bool = True) -> Compu
         spec = task.spec
     except BenchError as error:
         return Computed(cleaned(_unknown(identity, candidates, one_line(error, LONGEST_REASON))), [], {})
-    candidates = [replace(c, runs=tuple(scored(run, make(run)) for run in c.runs)) for c in candidates]
-    protocol = _protocol(candidates, spec)
+    known = Truth(task, identity)
+    candidates = [replace(c, runs=tuple(scored(run, make(run), known) for run in c.runs)) for c in candidates]
+    protocol = (spec.version, known.data) if known.data else _protocol(candidates, spec)
     some = any(run.is_recomputed for c in candidates for run in c.runs)
     candidates = [replace(c, why=_reasons(c, protocol, spec, some)) for c in candidates]
+    if not known.is_known:
+        candidates = _without_unseen(candidates)
     candidates, standing = _ranked(candidates, spec)
     by_name = {candidate.name: candidate for candidate in candidates}
     higher = spec.metrics[spec.main_metric].higher_is_better
@@ -75,7 +80,7 @@ def compute(identity: str, cells: Sequence[Cell], figures: bool = True) -> Compu
     table = _described(identity, spec, misleads(type(task))) | Table(
         data_digest=protocol[1],
         basis=_basis(standing, spec, some),
-        entries=[row(by_name[place.name], place, spec) for place in places],
+        entries=[row(by_name[place.name], place, spec, known.is_known) for place in places],
     )
     table |= pairing.counted(standing)
     labels = _labels(by_name, standing)
@@ -131,6 +136,13 @@ def _reasons(entry: Candidate, protocol: tuple[int, str], spec: Spec, some_recom
     if (some_recomputed or spec.split_ratio) and not entry.is_recomputed and entry.values:
         return NOT_HERE
     return ""
+
+
+def _without_unseen(candidates: list[Candidate]) -> list[Candidate]:
+    """Of a task whose targets nobody here can know: beside entries of ours no stranger's is ranked."""
+    if all(c.cell.slug != OURS or c.why for c in candidates):
+        return candidates
+    return [replace(c, why=c.why or (UNSEEN if c.cell.slug != OURS else "")) for c in candidates]
 
 
 def _entry(candidate: Candidate, spec: Spec) -> Entry:
@@ -189,9 +201,13 @@ def _ranked(candidates: list[Candidate], spec: Spec) -> tuple[list[Candidate], S
     """Ranks those that nothing speaks against; one that does not fit the others is taken out."""
     higher = spec.metrics[spec.main_metric].higher_is_better
     sizes = Counter(
-        run.losses.shape for c in candidates if not c.why for run in c.runs if run.losses is not None
+        (c.cell.slug == OURS, run.losses.shape)
+        for c in candidates
+        if not c.why
+        for run in c.runs
+        if run.losses is not None
     )
-    usual = max(sizes, key=lambda size: (sizes[size], size), default=None)
+    _, usual = max(sizes, key=lambda size: (size[0], sizes[size], size), default=(False, None))
 
     def misfit(candidate: Candidate) -> str:
         if candidate.why:

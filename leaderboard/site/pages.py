@@ -33,6 +33,7 @@ TIERS = {
     "re-run": "re-run by maintainers",
     "recomputed": "recomputed",
     "self-reported": "self-reported",
+    "targets unseen": "targets unseen",
 }
 
 

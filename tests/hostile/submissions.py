@@ -146,7 +146,7 @@ def honest(
 ) -> Path:
     """A submission of made-up methods on split_digits that is accepted."""
     submission = folder / slug
-    labels = np.array(pose(record("one", 0), "test").targets["labels"])
+    labels = np.array(pose(record("one", 0), "test").task.targets()["labels"])
     for number, method in enumerate(methods):
         for seed in range(3):
             arrays = digits(labels, 2.0 + number, 10 * number + seed)

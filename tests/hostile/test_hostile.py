@@ -15,11 +15,14 @@ from hostile import corpus, submissions
 from hostile.submissions import change, change_arrays
 
 from bench import cli
-from bench.leaderboard.check import children, codes, scoring, structure, verify
+from bench.errors import BenchError, DataError
+from bench.leaderboard.check import children, codes, scoring, structure, truth, verify
 from bench.leaderboard.check.codes import CODES, Rejected
 from bench.leaderboard.evidence.store import STORE
 from bench.leaderboard.evidence.submission import NAME
+from bench.runs import registry
 from bench.runs.records import read_record
+from bench.settings import build
 
 RUN = corpus.RUN
 
@@ -278,12 +281,80 @@ def without_data(monkeypatch):
     monkeypatch.setattr(SplitMNIST, "targets", lost)
 
 
-def test_without_the_data_targets_are_not_compared_and_that_is_told(honest, monkeypatch):
+def test_without_the_data_targets_are_held_to_the_list(honest, monkeypatch):
     without_data(monkeypatch)
-    message = scoring.score(structure.check(honest)).message
-    assert "targets of split_digits were not compared: the data are not here" in message
+    assert scoring.score(structure.check(honest)).tier == "recomputed"
+    corpus.one_label(honest)
+    assert judge(honest) == "targets-differ"
+
+
+def test_targets_that_nobody_can_know_are_told(honest, monkeypatch):
+    """A task that is not listed and whose data are not here: its scores may rest on invented targets."""
+    without_data(monkeypatch)
+    monkeypatch.setattr(truth, "listed", dict)
+    scored = scoring.score(structure.check(honest))
+    assert scored.tier == "targets unseen"
+    assert "targets of split_digits were not compared: nobody listed them" in scored.message
     corpus.one_label(honest)
     assert judge(honest) == "arrays-digest"  # that of the record still stands
+
+
+def invented(name, count):
+    """Arrays of a ranked task with so many examples, each right about its own label, and their digests."""
+    entry = registry.tasks()[name]
+    task = entry.cls(build(entry.cls.settings_class, dict(entry.fixed), "task"))
+    generator, arrays, sizes = np.random.default_rng(0), {}, {}
+    for array, layout in task.layouts().items():
+        shape = [
+            axis if isinstance(axis, int) else sizes.setdefault(axis, count)
+            for axis in (a[0] if isinstance(a, tuple) else a for a in layout.shape)
+        ]
+        made = generator.uniform(0, 1, shape)
+        if layout.is_log_probs:
+            made = np.log(made / made.sum(-1, keepdims=True))
+        arrays[array] = made.astype(layout.dtype)
+    return task, arrays
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in truth.listed()}))
+def test_all_that_is_no_prediction_is_ours(name, monkeypatch):
+    """Of every listed task, with no data at hand: targets of our own making are not the task's.
+
+    Not listed may be what only a method can know, by the names that predictions have.
+    """
+    task, arrays = invented(name, 40)
+    lost = lambda self: (_ for _ in ()).throw(DataError("they are nowhere"))  # noqa: E731
+    monkeypatch.setattr(type(task), "targets", lost)
+    known = truth.Truth(task, name)
+    assert known.is_known
+    assert known.other(arrays) is not None
+    own = truth.listed()[name, task.spec.version].keys() - {"@data"}
+    assert own <= arrays.keys()
+    said = {"mean", "variance", "draws", "predicted", "deviation", "information", "foreign_information"}
+    free = {a for a in arrays.keys() - own - said if not a.endswith(("log_probs", "_scores"))}
+    assert not free
+
+
+SLOW = {"shift_cifar10", "ood_cifar10", "uci_protein", "shift_fashion_mnist", "shift_mnist"} | {
+    f"{task}_fashion_mnist" for task in ("active_testing", "ood", "split")
+}
+"""Tasks that take seconds to read; each has a smaller one of its kind."""
+
+
+def test_the_list_is_what_the_tasks_say():
+    """Of every ranked task whose data are here; the others have a line or nobody has their data."""
+    seen = 0
+    for name, entry in registry.tasks().items():
+        task = entry.cls(build(entry.cls.settings_class, {**entry.fixed}, "task"))
+        if not task.spec.ranked or name in SLOW:
+            continue
+        try:
+            found = truth.lines(task, name)
+        except BenchError:
+            continue
+        assert truth.listed()[name, task.spec.version] == found, name
+        seen += 1
+    assert seen >= 8
 
 
 def test_metrics_are_the_same_within_the_rounding_of_a_sum(honest):
