@@ -17,9 +17,9 @@ import numpy as np
 import pydantic
 
 from bench.leaderboard.check.codes import Rejected
+from bench.leaderboard.check.facts import deceiving
 from bench.runs.records import Record
 from bench.spec import Arrays
-from bench.text import hidden
 
 LONGEST_STRING: Final = 10_000
 MOST_ITEMS: Final = 100_000
@@ -98,8 +98,8 @@ def _bounded(items: dict[str, Any] | list[Any], where: str, depth: int) -> None:
         if kind is str:
             if len(item) > LONGEST_STRING:
                 raise Rejected("json-length", f"{where} holds a string of {len(item)} characters")
-            if not (item.isascii() and item.isprintable()) and (shown := next(hidden(item), None)):
-                raise Rejected("text-hidden", f"{where} holds characters that are never printed: '{shown}'")
+            if (why := deceiving(item)) is not None:
+                raise Rejected("text-hidden", f"{where} holds {why}: {ascii(item)[:80]}")
         elif kind is dict or kind is list:
             _bounded(item, where, depth + 1)
 

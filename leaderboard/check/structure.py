@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.leaderboard.check.codes import Rejected
+from bench.leaderboard.check.facts import refuse_contradictions, refuse_facts
 from bench.leaderboard.check.reading import arrays_of, parsed, read_header, read_record
 from bench.leaderboard.evidence import submission as layout
 from bench.leaderboard.evidence.store import STORE, found
@@ -279,7 +280,8 @@ def check(directory: Path, against: Path | None = None, store: Path = STORE) -> 
         (name for name in there if f"{name.rpartition('/')[0]}/record.json" not in there), default=None
     ):
         raise Rejected("file-missing", f"{lone} has no record.json beside it")
-    _refuse_cells(runs)
+    cells = _refuse_cells(runs)
+    refuse_contradictions(submission, ([run.record for run in seeds] for seeds in cells.values()))
     _refuse_summary(submission, runs)
     _refuse_duplicates(runs, _on_board(runs, against, submission.slug))
     return Checked(submission, runs, min(changed, default=None))
@@ -341,6 +343,7 @@ def _refuse_record(record: Record, name: str) -> None:
         raise Rejected("run-failed", f"{name} failed ({record.reason}): a defect is no result")
     if record.preset not in ("standard", "paper"):
         raise Rejected("run-smoke", f"{name} is of the preset {record.preset}, not standard or paper")
+    refuse_facts(record, name)
     made = record.provenance
     if made.commit is None:
         if made.source_hash not in released():
@@ -357,8 +360,11 @@ def _refuse_record(record: Record, name: str) -> None:
         raise Rejected("metric-undefined", f"{name} diverged and has metrics all the same")
 
 
-def _refuse_cells(runs: Iterable[HandedIn]) -> None:
-    """Refuses gaps between seeds, a task that is posed in two ways, and seeds that were run differently."""
+def _refuse_cells(runs: Iterable[HandedIn]) -> dict[str, list[HandedIn]]:
+    """Refuses gaps between seeds, a task that is posed in two ways, and seeds that were run differently.
+
+    Returns the runs of each cell.
+    """
     cells: dict[str, list[HandedIn]] = {}
     posed: dict[str, HandedIn] = {}
     for run in runs:
@@ -379,6 +385,7 @@ def _refuse_cells(runs: Iterable[HandedIn]) -> None:
             ):
                 if own != other:
                     raise Rejected("runs-mixed", f"{run.name}: another {what} than those of seed 0")
+    return cells
 
 
 def _made_of(record: Record) -> tuple[object, ...]:

@@ -39,7 +39,13 @@ RUN_FILES = ("arrays.safetensors", "record.json")
 MANIFEST = "submission.json"
 
 _Text = Annotated[str, pydantic.StringConstraints(min_length=1, max_length=200, strip_whitespace=False)]
-_Link = Annotated[str, pydantic.StringConstraints(max_length=500, pattern=r"^https://[^\s<>\"'`\\]+$")]
+# No user before an `@`, which would pass another host off as the first.
+_Link = Annotated[
+    str,
+    pydantic.StringConstraints(
+        max_length=500, pattern=r"^https://[A-Za-z0-9.-]+(:[0-9]{1,5})?([/?#][^\s<>\"'`\\]*)?$"
+    ),
+]
 _Licence = Annotated[str, pydantic.StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9.+-]+$")]
 _Path = Annotated[str, pydantic.StringConstraints(max_length=400)]
 _Digest = Annotated[str, pydantic.StringConstraints(pattern=r"^[0-9a-f]{64}$")]

@@ -9,6 +9,7 @@ from unicodedata import normalize
 import numpy as np
 
 from bench.intervals import student
+from bench.leaderboard.check.facts import command
 from bench.leaderboard.evidence.submission import OURS
 from bench.leaderboard.rank.cells import Candidate, Scored
 from bench.leaderboard.rank.ranking import Place
@@ -123,7 +124,7 @@ def row(candidate: Candidate, place: Place, spec: Spec, targets_known: bool = Tr
         created=max((run.record.created for run in candidate.runs if run.record), default=""),
         seed_matters=candidate.seed_matters,
         settings=record.method.settings if record else {},
-        command=record.command if record else "",
+        command=command(record) if record else "",
         metrics=metrics,
         runs=[_run_row(run, spec) for run in candidate.runs],
     )

@@ -252,6 +252,12 @@ JSON = {
     "lone surrogate": inserted("text-hidden", '"x": "\\ud800"'),
     "NUL": inserted("text-hidden", '"x": "\\u0000"'),
     "deceiving key": inserted("text-hidden", '"\\u202e": 1'),
+    "filler for an author": of_manifest("text-hidden", authors=["\u3164\u3164"]),
+    "blank braille for an author": of_manifest("text-hidden", authors=["A\u2800B"]),
+    "blanks for an author": of_manifest("text-hidden", authors=["   "]),
+    "wide blanks": of_manifest("text-hidden", authors=["A\u3000\u00a0B"]),
+    "flood of marks": of_manifest("text-hidden", authors=["A" + "\u0301" * 60]),
+    "lone marks": of_manifest("text-hidden", trained_on=["\u0488\u0489"]),
     "deceiving author": of_manifest("text-hidden", authors=["A\u202e"]),
     "schema 2": of_record("schema-version", schema_version=2),
     "schema 2 of the manifest": of_manifest("schema-version", schema_version=2),
@@ -270,6 +276,8 @@ JSON = {
     "script for a link": of_manifest("schema", code="javascript:alert(1)"),
     "link without TLS": of_manifest("schema", paper="http://example.org"),
     "quote in a link": of_manifest("schema", code='https://example.org/"onload=x'),
+    "user in a link": of_manifest("schema", paper="https://arxiv.org@evil.example/abs/1"),
+    "host in other letters": of_manifest("schema", paper="https://\u0430rxiv.org/abs/1"),
     "markup for a licence": of_manifest("schema", licence="<b>MIT</b>"),
     "slug in capitals": of_manifest("schema", slug="Honest"),
     "negative hours": of_manifest("schema", hours=-1.0),
@@ -294,6 +302,19 @@ def variant(root: Path) -> None:
     (root / "split_digits/one").rename(root / "split_digits+epochs=1000/one")
 
 
+def seeds_do_not_matter(root: Path) -> None:
+    """A method that says so, though its seeds have other arrays."""
+    for run in (root / "split_digits/one").iterdir():
+        change(run, method={"seed_matters": False})
+
+
+def tuned_for_nothing(root: Path) -> None:
+    """Settings that `bench tune` is said to have found, among none."""
+    for run in (root / "split_digits/one").iterdir():
+        change(run, method={"tuning": "tuned"})
+    submissions.manifest(root, tuning_budget=0)
+
+
 RECORDS = {
     "another slug": of_manifest("slug-differs", slug="other"),
     "hours made up": of_manifest("hours-differ", hours=0.5),
@@ -312,7 +333,28 @@ RECORDS = {
     "seeds run differently": of_record("runs-mixed", method={"settings": {"learning_rate": 0.1}}),
     "seeds of two sources": of_record("runs-mixed", provenance={"method_file_hash": "1" * 64}),
     "seeds of two data sets": of_record("runs-mixed", task={"data_digest": "1" * 64}),
-    "seeds of two versions": of_record("runs-mixed", provenance={"version": "0.2.0"}),
+    "seeds of two versions": of_record("runs-mixed", provenance={"version": "0.0.9"}),
+    **{
+        name: of_record("fact-impossible", **parts)
+        for name, parts in {
+            "negative seconds": {"seconds": -1.0},
+            "seconds of ages": {"seconds": 4e8},
+            "2^62 members": {"method": {"members": 2**62}},
+            "no threads": {"environment": {"threads": 0}},
+            "negative epochs": {"fits": [{"stage": "fit", "epochs": -3, "steps": 1, "seconds": 1.0}]},
+            "negative steps": {"fits": [{"stage": "fit", "epochs": 3, "steps": -1, "seconds": 1.0}]},
+            "fit of negative seconds": {"fits": [{"stage": "fit", "epochs": 3, "steps": 1, "seconds": -1.0}]},
+            "version of the future": {"provenance": {"version": "99.9"}},
+            "version that is none": {"provenance": {"version": "best"}},
+            "date that is none": {"created": "zzzz"},
+            "date without a zone": {"created": "2026-01-01T00:00:00"},
+            "day that is none": {"created": "2026-02-31T00:00:00+00:00"},
+            "date of the future": {"created": "2999-01-01T00:00:00+00:00"},
+            "date before the suite": {"created": "1999-01-01T00:00:00+00:00"},
+        }.items()
+    },
+    "seeds that differ and do not matter": Case("fact-impossible", seeds_do_not_matter),
+    "tuned with nothing": Case("fact-impossible", tuned_for_nothing),
     "failed": of_record("run-failed", status="failed", reason="a bug"),
     "smoke": of_record("run-smoke", preset="smoke"),
     "preset of one's own": of_record("run-smoke", preset="best"),

