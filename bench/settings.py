@@ -16,7 +16,7 @@ import json
 import os
 import re
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import field, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
@@ -75,7 +75,7 @@ Threads = Annotated[Count, AfterValidator(_of_this_machine)]
 Folder = Annotated[Path, BeforeValidator(named)]
 
 
-@dataclass_transform(kw_only_default=True, frozen_default=True)
+@dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(field,))
 def settings(cls: type) -> type:
     """Makes a frozen, keyword-only data class whose values are checked against their types and ranges."""
     config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False)

@@ -75,6 +75,11 @@ class TableSource:
     licence: str = LICENCE
     digest: str = ""
 
+    @property
+    def examples(self) -> str:
+        """How many rows and inputs."""
+        return f"{self.rows} x {self.columns}"
+
 
 SOURCES = {
     "boston": TableSource(
@@ -190,63 +195,12 @@ SOURCES = {
 }
 
 
-def load(name: str, data_dir: Path | str | None = None) -> Table:
-    """Load a table, fetching it if it is nowhere on this machine.
-
-    Args:
-        name: One of SOURCES.
-        data_dir: Folder to look in first, and to fetch into.
-
-    Raises:
-        UsageError: No table has this name.
-        DataError: The table is missing and cannot be fetched, or is not the one that it should be.
-    """
-    return _obtain(name, data_dir)[1]
-
-
-def find(name: str, data_dir: Path | str | None = None) -> Path | None:
-    """Return the file that holds the table, None if there is none; fetches nothing.
-
-    Raises:
-        UsageError: No table has this name.
-        DataError: A file is there, but does not hold the table.
-    """
-    return places.found(lambda: _locate(name, data_dir))
-
-
-def get(name: str, data_dir: Path | str | None = None) -> Path:
-    """Return the file that holds the table, after fetching it if it is nowhere on this machine.
-
-    It is fetched into `data_dir`, else $BENCH_DATA, else ~/.cache/posterior-bench, in the public layout.
-
-    Raises:
-        UsageError: No table has this name.
-        DataError: The table cannot be fetched, or is not the one that it should be.
-    """
-    return _obtain(name, data_dir)[0]
-
-
-def check(name: str, data_dir: Path | str | None = None) -> str:
-    """Return one line on the table found, after checking it.
-
-    Raises:
-        UsageError: No table has this name.
-        DataError: The table is missing, or is not the one that it should be.
-    """
-    path, table = _locate(name, data_dir)
-    known = SOURCES[name]
-    return (
-        f"{name}: {known.title}, {known.rows} rows, {known.columns} inputs, target {known.target} in "
-        f"{known.unit}, {len(table.published)} public splits, content sha256 {table.digest}, in {path}"
-    )
-
-
 # ------------------------------------------------------------------------------------------------- search
 
 
 def _locate(name: str, data_dir: Path | str | None) -> tuple[Path, Table]:
     """Search the table; return its file and its checked content."""
-    source = places.known(name, SOURCES, "table")
+    source = SOURCES[name]
     if not source.folder:
         return _embedded(source)
     roots = places.roots(data_dir)
@@ -381,13 +335,6 @@ def _embedded(source: TableSource) -> tuple[Path, Table]:
 # -------------------------------------------------------------------------------------------------- fetch
 
 
-def _obtain(name: str, data_dir: Path | str | None) -> tuple[Path, Table]:
-    """As `_locate`, after fetching the table if the search finds nothing."""
-    return places.obtained(
-        lambda: _locate(name, data_dir), lambda root: _fetch(SOURCES[name], root), data_dir
-    )
-
-
 def _fetch(source: TableSource, root: Path) -> None:
     """Puts the table of the UCI archive into `root`, by the archive's own package, if it is installed."""
     if source.archive_id is None:
@@ -433,3 +380,14 @@ def _write(folder: Path, table: Table) -> None:
         for name, array in files.items():
             np.savetxt(Path(scratch) / name, array, fmt="%.17g")
             os.replace(Path(scratch) / name, folder / name)
+
+
+def _told(source: TableSource, table: Table) -> str:
+    return (
+        f"{source.title}, {source.rows} rows, {source.columns} inputs, target {source.target} in "
+        f"{source.unit}, {len(table.published)} public splits, content sha256 {table.digest}"
+    )
+
+
+_TABLES = places.Door("table", SOURCES, _locate, _fetch, _told)
+load, find, get, check = _TABLES.load, _TABLES.find, _TABLES.get, _TABLES.check

@@ -43,7 +43,7 @@ def scores(task: Any, make: Callable[[int], Any]) -> dict[str, Any]:
     """Metrics of an anchor on a task of tasks/uci_regression.py, and its log likelihood on each split."""
     means, variances, scales = [], [], []
     for k in range(task.num_splits):
-        part = task.part(k)
+        part = task.standardised(k)
         inputs, targets = (t.double().numpy() for t in part.train.tensors)
         with warnings.catch_warnings():  # a length scale at its bound: an input that does not matter
             warnings.simplefilter("ignore", ConvergenceWarning)

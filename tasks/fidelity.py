@@ -127,7 +127,7 @@ class Settings:
     """Weight samples S per prediction, at least 1."""
 
 
-class Part(NamedTuple):
+class Examples(NamedTuple):
     """Training examples and test inputs; `centre` and `scale` turn outputs into the target's unit."""
 
     inputs: Tensor
@@ -199,18 +199,18 @@ class Fidelity(Task):
         return points(part) if self.settings.posterior == "toy" else flowers(part)
 
     @cached_property
-    def part(self) -> Part:
+    def examples(self) -> Examples:
         """The data, read once."""
         return getattr(self, f"_{self.settings.posterior}")()
 
-    def _toy(self) -> Part:
+    def _toy(self) -> Examples:
         inputs, targets = (values[::THINNED] for values in self.own_data("train"))
-        return Part(inputs, targets, torch.cat([self.own_data(part)[0] for part in PARTS]))
+        return Examples(inputs, targets, torch.cat([self.own_data(part)[0] for part in PARTS]))
 
-    def _iris(self) -> Part:
-        return Part(*self.own_data("train"), self.own_data("test")[0])
+    def _iris(self) -> Examples:
+        return Examples(*self.own_data("train"), self.own_data("test")[0])
 
-    def _diabetes(self) -> Part:
+    def _diabetes(self) -> Examples:
         table = tables.load("diabetes", self.data_dir)
         train, test = split_rows(len(table.targets), 0)
         mean, std = table.inputs[train].mean(0), table.inputs[train].std(0)
@@ -219,12 +219,12 @@ class Fidelity(Task):
             torch.from_numpy((table.inputs[r] - mean) / std).float() for r in (train, test)
         )
         targets = torch.from_numpy((table.targets[train, None] - centre) / scale).float()
-        return Part(inputs, targets, test_inputs, centre, scale)
+        return Examples(inputs, targets, test_inputs, centre, scale)
 
-    def _digits(self) -> Part:
+    def _digits(self) -> Examples:
         images = data.load("digits", self.data_dir)
         pair = images.train_labels < 2
-        return Part(images.train_inputs[pair], images.train_labels[pair], images.test_inputs)
+        return Examples(images.train_inputs[pair], images.train_labels[pair], images.test_inputs)
 
     def held_out(self) -> np.ndarray:
         """Test targets `[N]` in their own unit: numbers or classes; of digits any of the ten."""
@@ -240,26 +240,26 @@ class Fidelity(Task):
 
     def data_digest(self) -> str:
         """Digest over all examples and the reference."""
-        part = self.part
-        tensors = {"inputs": part.inputs, "targets": part.targets, "test_inputs": part.test_inputs}
+        given = self.examples
+        tensors = {"inputs": given.inputs, "targets": given.targets, "test_inputs": given.test_inputs}
         return array_digest({**tensors, **self.targets()})
 
     # ---- protocol
 
     def problem(self) -> Problem:
         """All training examples; there is no validation set."""
-        part, posed = self.part, self.posed
+        given, posed = self.examples, self.posed
         inputs, outputs, hidden, activation = posed.network
         likelihood = (
-            posed.likelihood() if posed.likelihood else likelihoods.Gaussian(posed.noise / part.scale)
+            posed.likelihood() if posed.likelihood else likelihoods.Gaussian(posed.noise / given.scale)
         )
         return Problem(
             network=partial(networks.mlp, inputs, outputs, hidden, activation),
             likelihood=likelihood,
             prior=priors.normal(0, 1),
-            train=TensorDataset(part.inputs, part.targets),
+            train=TensorDataset(given.inputs, given.targets),
             val=None,
-            num_train=len(part.inputs),
+            num_train=len(given.inputs),
         )
 
     def run(self, engine: Engine) -> Arrays:
@@ -268,7 +268,7 @@ class Fidelity(Task):
         method = engine.fit(
             self.problem(), Budget(self.settings.epochs or self.posed.epochs, self.posed.batch_size)
         )
-        prediction = engine.predict(method, self.part.test_inputs, self.settings.test_samples)
+        prediction = engine.predict(method, self.examples.test_inputs, self.settings.test_samples)
         draws = self.draws(prediction)
         # An ensemble has more draws than asked for, member after member: every member keeps its share.
         draws = draws[_spread(len(draws), self.settings.test_samples)]
@@ -286,14 +286,14 @@ class Fidelity(Task):
             case predictions.Bernoulli():
                 return prediction.log_odds
         assert isinstance(prediction, predictions.Gaussian)
-        part, noise = self.part, self.posed.noise / self.part.scale
+        given, noise = self.examples, self.posed.noise / self.examples.scale
         values, excess = prediction.mean[..., 0], prediction.variance[..., 0] - noise**2
         if (excess > 1e-4 * noise**2).any():
             levels = torch.from_numpy(ndtri(LEVELS) / ndtri(LEVELS).std()).to(values)
             every = (values + excess.clamp(min=0).sqrt() * levels[:, None, None]).flatten(0, 1)
             asked = (torch.arange(self.settings.test_samples) + 0.5) / self.settings.test_samples
             values = torch.quantile(every, asked.to(every), dim=0)
-        return part.centre + part.scale * values
+        return given.centre + given.scale * values
 
     def targets(self) -> Arrays:
         """Test targets `[N]`, and quantiles of the reference with draws of the second run if there is one."""

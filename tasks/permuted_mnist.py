@@ -62,7 +62,7 @@ class PermutedMNIST(continual.ContinualTask):
 
     settings_class = Settings
     settings: Settings
-    part = "permutation"
+    step_brings = "permutation"
     warning = "Every step looks new: an easy case, which does not tell whether sequential inference works"
 
     @property

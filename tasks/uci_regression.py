@@ -97,7 +97,7 @@ class Settings:
     """Weight samples S per prediction, at least 1; all are stored, and 80 of the largest table fit 4 MB."""
 
 
-class Part(NamedTuple):
+class Standardised(NamedTuple):
     """One split, standardised: inputs `[n, D]`, targets `[n, 1]`; `centre` and `scale` are the target's."""
 
     train: TensorDataset
@@ -177,7 +177,7 @@ class UCIRegression(Task):
         order = np.stack([np.concatenate(self.rows(k)) for k in range(self.num_splits)])
         return array_digest({"inputs": self.table.inputs, "targets": self.table.targets, "splits": order})
 
-    def part(self, split: int) -> Part:
+    def standardised(self, split: int) -> Standardised:
         """The data of a split; validation is the last 10% of its training rows."""
         train, test = self.rows(split)
         train, val = np.split(train, [len(train) - len(train) // 10])
@@ -193,7 +193,7 @@ class UCIRegression(Task):
             standard_targets = torch.from_numpy((targets[rows] - centre) / scale).float()
             return TensorDataset(standard_inputs(rows), standard_targets[:, None])
 
-        return Part(examples(train), examples(val), standard_inputs(test), centre, scale)
+        return Standardised(examples(train), examples(val), standard_inputs(test), centre, scale)
 
     def units(self, split: int) -> tuple[float, float]:
         """Mean and standard deviation of the targets that a split trains on."""
@@ -205,11 +205,11 @@ class UCIRegression(Task):
 
     def problem(self, split: int = 0) -> Problem:
         """The problem of a split."""
-        part = self.part(split)
+        own = self.standardised(split)
         units = self.settings.hidden or (100 if self.settings.dataset == "protein" else 50)
-        network = partial(networks.mlp, part.test_inputs.shape[1], 1, (units,))
+        network = partial(networks.mlp, own.test_inputs.shape[1], 1, (units,))
         likelihood = likelihoods.Gaussian("learned")
-        return Problem(network, likelihood, PRIOR, part.train, part.val, len(part.train))
+        return Problem(network, likelihood, PRIOR, own.train, own.val, len(own.train))
 
     def run(self, engine: Engine) -> Arrays:
         """Predictive mixtures on the test rows of every split, for standardised targets."""
@@ -219,14 +219,14 @@ class UCIRegression(Task):
         means, variances, validation = [], [], []
         stages = [f"split {k + 1}" for k in range(number)]
         for k, method in enumerate(engine.fit_stages(stages, self.problem, budget)):
-            part = self.part(k)
-            inputs = torch.cat([part.test_inputs, part.val.tensors[0]])
+            own = self.standardised(k)
+            inputs = torch.cat([own.test_inputs, own.val.tensors[0]])
             prediction = engine.predict(method, inputs, self.settings.test_samples)
             assert isinstance(prediction, Gaussian)
-            rows = len(part.test_inputs)
+            rows = len(own.test_inputs)
             mean, variance = prediction.mean[:, :rows, 0], prediction.variance[:, :rows, 0]
             held_out = Gaussian(prediction.mean[:, rows:], prediction.variance[:, rows:])
-            score = held_out.log_score(part.val.tensors[1]).mean() - np.log(part.scale)
+            score = held_out.log_score(own.val.tensors[1]).mean() - np.log(own.scale)
             validation.append(float(score))
             engine.log("log_likelihood", float(np.mean(validation)), k + 1)  # of the splits so far
             kept = normals.stored(mean, variance)

@@ -244,7 +244,7 @@ def test_normal_wider_than_the_noise_is_spread_of_the_function(samples):
 
 @pytest.mark.parametrize("posterior", KINDS)
 def test_problem_is_small_and_of_known_noise(posterior):
-    problem, part = make(posterior).problem(), make(posterior).part
+    problem, part = make(posterior).problem(), make(posterior).examples
     assert sum(p.numel() for p in problem.network().parameters()) <= 1400
     assert next(problem.likelihood.parameters(), None) is None
     assert problem.val is None
@@ -262,12 +262,12 @@ def test_other_units_are_another_posterior():
         shapes = [tuple(p.shape) for p in task.problem().network().parameters() if p.ndim == 2]
         assert [rows for rows, _ in shapes[:-1]] == [units] * layers
         assert task.target == f"fidelity-{posterior}-units={units}" != make(posterior).target
-        assert torch.equal(task.part.inputs, make(posterior).part.inputs)
+        assert torch.equal(task.examples.inputs, make(posterior).examples.inputs)
     assert make("toy", units=9).targets().keys() == {"targets"}  # there is none of 9
 
 
 def test_data_are_those_of_the_named_tasks():
-    toy, iris, diabetes, digits = (make(p).part for p in ("toy", "iris", "diabetes", "digits"))
+    toy, iris, diabetes, digits = (make(p).examples for p in ("toy", "iris", "diabetes", "digits"))
     assert torch.equal(toy.inputs, points("train")[0][::10])
     assert (len(toy.inputs), int((toy.inputs < 0).sum())) == (150, 75)
     assert torch.equal(iris.inputs, flowers("train")[0])
@@ -288,7 +288,7 @@ def test_data_are_those_of_the_named_tasks():
 
 
 def test_noise_of_diabetes_is_the_residual_of_least_squares():
-    part = make("diabetes").part
+    part = make("diabetes").examples
     inputs = np.column_stack([part.inputs.double(), np.ones(len(part.inputs))])
     targets = part.targets.double().numpy()[:, 0]
     residual = targets - inputs @ np.linalg.lstsq(inputs, targets, rcond=None)[0]

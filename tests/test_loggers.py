@@ -49,7 +49,7 @@ def numbers_in(folder):
 @contextmanager
 def both(folder):
     folder.mkdir(exist_ok=True)
-    with loggers.logging(("csv", "tensorboard", "csv"), folder, None, {}, None) as observers:
+    with loggers.opened(("csv", "tensorboard", "csv"), folder, None, {}, None) as observers:
         assert len(observers) == 2
 
         def notify(events):

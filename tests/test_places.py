@@ -16,7 +16,7 @@ def roots(monkeypatch):
     monkeypatch.setenv("BENCH_DATA", "/environment")
 
 
-def missing():
+def missing(*_):
     """Finds nothing."""
     raise places.NotFound("x not found in a, b")
 
@@ -29,21 +29,34 @@ def test_order_of_the_search():
     assert places.roots("~")[0] == Path.home()
 
 
+def door(locate, fetch=lambda source, root: None):
+    """Of one data set, x, which comes from its archive."""
+    return places.Door(
+        "table", {"x": "archive"}, locate, fetch, lambda source, content: f"{content} of {source}"
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "target"), [("/given", "/given"), (None, "/environment"), ("/system", "/environment")]
 )
 def test_what_is_missing_is_fetched_into_the_first_folder_of_the_user(given, target):
     fetched = []
-    assert places.obtained(lambda: fetched or missing(), fetched.append, given) == [Path(target)]
+    tables = door(lambda *_: tuple(fetched) or missing(), lambda *way: fetched.extend(way))
+    assert tables.load("x", given) == Path(target)
+    assert fetched == ["archive", Path(target)]
 
 
-def test_what_is_there_is_not_fetched():
-    assert places.obtained(lambda: 3, lambda root: pytest.fail("fetched"), None) == 3
+def test_what_is_there_is_not_fetched_and_is_checked():
+    tables = door(lambda *_: (Path("/p"), 3), lambda *_: pytest.fail("fetched"))
+    assert (tables.find("x"), tables.get("x"), tables.load("x")) == (Path("/p"), Path("/p"), 3)
+    assert tables.check("x") == "x: 3 of archive, in /p"
 
 
 def test_fetch_that_has_no_way_leaves_the_word_of_the_search():
-    with pytest.raises(places.NotFound, match=r"^x not found in a, b$"):
-        places.obtained(missing, lambda root: None, None)
+    tables = door(missing)
+    for use in (tables.load, tables.get, tables.check):
+        with pytest.raises(places.NotFound, match=r"^x not found in a, b$"):
+            use("x")
 
 
 @pytest.mark.parametrize(
@@ -51,22 +64,33 @@ def test_fetch_that_has_no_way_leaves_the_word_of_the_search():
     [(OSError("no\nanswer"), "no answer"), (RuntimeError(), "RuntimeError"), (DataError("other"), "other")],
 )
 def test_failed_fetch_is_told_after_the_word_of_the_search_in_one_line(failure, told):
-    def fail(root):
+    def fail(*_):
         raise failure
 
     with pytest.raises(DataError, match=f"^x not found in a, b; the download failed: {told}$"):
-        places.obtained(missing, fail, None)
+        door(missing, fail).get("x")
 
 
 def test_found_is_a_place_or_none_and_damage_is_told():
-    assert places.found(lambda: (Path("/p"), 1)) == Path("/p")
-    assert places.found(missing) is None
+    def fetch(*_):
+        pytest.fail("fetched")
 
-    def damaged():
+    assert door(missing, fetch).find("x") is None
+
+    def damaged(*_):
         raise DataError("damaged")
 
-    with pytest.raises(DataError, match="damaged"):
-        places.found(damaged)
+    tables = door(damaged, fetch)
+    for use in (tables.find, tables.check, tables.get, tables.load):
+        with pytest.raises(DataError, match=r"^damaged$"):
+            use("x")
+
+
+def test_every_use_of_an_unknown_name_is_answered_with_the_nearest():
+    tables = door(missing)
+    for use in (tables.find, tables.check, tables.get, tables.load):
+        with pytest.raises(UsageError, match="unknown table 'y'; the nearest names are x"):
+            use("y")
 
 
 def test_unknown_name_is_answered_with_the_nearest():

@@ -1,8 +1,12 @@
 """Plans: plain values, checked when made, and a command line that asks for the same run."""
 
 import inspect
+import re
 import shlex
+import subprocess
+import sys
 from dataclasses import MISSING, asdict, fields
+from pathlib import Path
 from typing import get_type_hints
 
 import pytest
@@ -17,6 +21,7 @@ from bench.runs.plan import Plan, options
 from bench.runs.resolution import resolve
 from bench.settings import build
 
+MAIN = Path(__file__).resolve().parent.parent
 FULL = {
     "preset": "smoke",
     "seed": 3,
@@ -62,7 +67,7 @@ def test_command_line_makes_the_same_plan(monkeypatch, values):
 def test_every_option_is_written_once():
     """The keywords of `bench.run` and the flags of `bench run` are the plan's fields, in order and type."""
     shown = inspect.signature(bench.run).parameters
-    assert [*shown] == ["method", "task", "observers", *(field.name for field in fields(Plan)[2:])]
+    assert [*shown] == [*(field.name for field in fields(Plan)), "observers"]
     kinds = get_type_hints(Plan)
     for field in fields(Plan)[2:]:
         assert shown[field.name].annotation == kinds[field.name]
@@ -99,3 +104,29 @@ def test_wrong_value_is_one_line_that_names_the_flag(values, message):
     with pytest.raises(UsageError, match=f"^{message}") as caught:
         plan(**values)
     assert "\n" not in str(caught.value)
+
+
+CALLS = {
+    'bench.run("map", "toy_regression", seed=3, out=Path("runs"), loggers=("csv",), observers=())': "",
+    'bench.run(method="map", task="toy_regression", members=None, trainer={"devices": 1}).record.metrics': "",
+    'bench.run("map", "toy_regression", sed=3)': 'Unexpected keyword argument "sed"',
+    'bench.run("map", "toy_regression", seed="3")': 'Argument "seed" to "run" has incompatible type "str"',
+    'bench.run("map", "toy_regression", preset="paperr")': 'Argument "preset" to "run" has incompatible type',
+    'bench.run("map")': 'Missing positional argument "task"',
+}
+
+
+def test_a_type_checker_knows_the_keywords_of_a_run(tmp_path):
+    """Right calls pass, and each wrong one is an error; of the suite mypy reads what tells the keywords."""
+    script = tmp_path / "calls.py"
+    script.write_text("\n".join(["from pathlib import Path", "import bench", *CALLS]))
+    names = ("__init__", "settings", "runs/plan", "runs/runner", "runs/events")
+    told_by = [f"bench/{name}.py" for name in names]
+    options = ["--follow-imports=skip", "--no-error-summary", "--cache-dir", str(tmp_path / "cache")]
+    command = [sys.executable, "-m", "mypy", *options, *told_by, str(script)]
+    done = subprocess.run(command, cwd=MAIN, capture_output=True, text=True)
+    assert not done.stderr
+    errors = dict(re.findall(r"calls\.py:(\d+): error: (.*)", done.stdout))
+    for line, error in enumerate(CALLS.values(), 3):
+        assert errors.get(str(line), "").startswith(error), done.stdout
+        assert bool(error) == (str(line) in errors), done.stdout

@@ -157,7 +157,7 @@ def wide_predictions(inputs, num_samples):
 def test_score_of_what_is_stored_is_the_exact_one(varies):
     """Rounding of the means to 16 bits costs less than a hundredth of a nat at the smallest noise here."""
     task = make(splits=1, test_samples=6)
-    part = task.part(0)
+    part = task.standardised(0)
     rows = len(part.test_inputs) + len(part.val)
     shapes = {"nowhere": (), "by sample": (6, 1), "by row": (1, rows), "everywhere": (6, rows)}
     engine = Recorder(wide_predictions)
@@ -239,7 +239,7 @@ def test_validation_score_is_the_mean_over_the_splits_so_far(recorded):
     assert [(name, step) for name, _, step in engine.logged] == [("log_likelihood", k) for k in range(1, 21)]
     each = []
     for k in (0, 1):
-        part = task.part(k)
+        part = task.standardised(k)
         inputs, targets = part.val.tensors
         mean = wide_predictions(inputs, 5)[..., None]
         in_own_unit = Gaussian(
@@ -265,7 +265,7 @@ def test_splits_are_other_random_parts_of_all_rows():
 
 def test_validation_is_the_last_tenth_of_the_training_rows():
     task = make()
-    part, (train, test) = task.part(3), task.rows(3)
+    part, (train, test) = task.standardised(3), task.rows(3)
     targets = task.table.targets
     for examples, rows in ((part.train, train[:359]), (part.val, train[359:])):
         restored = part.centre + part.scale * examples.tensors[1].squeeze(1).double().numpy()
@@ -276,7 +276,7 @@ def test_validation_is_the_last_tenth_of_the_training_rows():
 def test_standardised_by_the_rows_that_are_trained_on(tmp_path):
     generated.write_public(tmp_path, "yacht")
     task = make("uci_yacht", tmp_path)
-    part, (train, test) = task.part(0), task.rows(0)
+    part, (train, test) = task.standardised(0), task.rows(0)
     inputs, targets = part.train.tensors
     one = torch.ones(5)
     torch.testing.assert_close(inputs.mean(0), torch.zeros(6), atol=1e-5, rtol=0)

@@ -63,8 +63,6 @@ def _known() -> dict[str, ModuleType]:
 
 
 def _listed(data_dir: str | None) -> list[Row]:
-    from bench import data, tables
-
     rows: list[Row] = []
     for name, module in _known().items():
         try:
@@ -72,15 +70,11 @@ def _listed(data_dir: str | None) -> list[Row]:
         except DataError as error:
             found = f"damaged: {error}"
         source = module.SOURCES[name]
-        if module is data:
-            size = f"{source.train} + {source.test}"
-        else:
-            size = f"{source.rows} x {source.columns}" if module is tables else source.examples
         rows.append(
             {
                 "name": name,
                 "title": source.title,
-                "examples": size,
+                "examples": source.examples,
                 "licence": source.licence,
                 "found in": found,
             }

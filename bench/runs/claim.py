@@ -7,7 +7,6 @@ run to go on, and `seconds`, the wall-clock time of all its starts.
 from __future__ import annotations
 
 import json
-import logging
 import shutil
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import Any
 
 from bench.errors import OutputError, UsageError
 from bench.runs import holdings, records
-from bench.system.files import LOCK, NotPlain, locked, read, write, writing
+from bench.system.files import LOCK, NotPlain, locked, read, refuse_links, write
 
 _KEPT_EVERY = 1.0
 """Seconds of a run that a process which is killed may lose from the count, if events come so often."""
@@ -37,14 +36,13 @@ class Claim:
     def __init__(self, directory: Path, fingerprint: dict[str, Any]) -> None:
         self.marker = directory / "unfinished.json"
         self._fingerprint = fingerprint
-        self._earlier = self._seconds_of_earlier_starts() if self.marker.exists() else 0.0
-        self._began = time.perf_counter()
+        self._began = time.perf_counter() - self._seconds_of_earlier_starts()
         self.keep()
 
     @property
     def seconds(self) -> float:
         """Wall-clock seconds of the run, those of earlier starts included."""
-        return self._earlier + time.perf_counter() - self._began
+        return time.perf_counter() - self._began
 
     def observe(self, event: str, values: dict[str, Any]) -> None:
         """As an observer of the run: keeps the seconds, should the process be killed."""
@@ -58,6 +56,8 @@ class Claim:
         write(self.marker, json.dumps(content, indent=2, sort_keys=True).encode())
 
     def _seconds_of_earlier_starts(self) -> float:
+        if not self.marker.exists():
+            return 0.0
         try:
             old = json.loads(read(self.marker))
             seconds = float(old.get("seconds", 0.0))
@@ -113,7 +113,7 @@ def _refuse_links(directory: Path, force: bool) -> None:
         lock.unlink()
     try:
         if not force:
-            holdings.refuse_links(directory)
+            refuse_links(directory, *holdings.FOLDERS)
     except NotPlain as error:
         raise UsageError(
             f"{error.filename} {error.strerror}: remove it, or --force makes the run anew"
@@ -133,33 +133,3 @@ def _make_room(directory: Path, force: bool) -> None:
                 shutil.rmtree(path)
             elif path.name != LOCK:
                 path.unlink()
-
-
-class _LogHandler(logging.FileHandler):
-    """Ends the run in one line if the disk is full, where logging would print a traceback for every line."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        with writing(Path(self.baseFilename)):
-            raise
-
-
-@contextmanager
-def log_file(path: Path) -> Iterator[logging.Logger]:
-    """A logger that writes to a file alone, with the time before every line.
-
-    Raises:
-        OutputError: If it cannot be written.
-    """
-    logger = logging.getLogger(f"bench.run.{path}")
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    with writing(path):
-        handler = _LogHandler(path)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
-    logger.addHandler(handler)
-    try:
-        yield logger
-    finally:
-        logger.removeHandler(handler)
-        with writing(path):
-            handler.close()

@@ -16,6 +16,8 @@ from bench.text import one_line
 
 LIST = "files.json"
 _NOT_LISTED = {LIST, "record.json", "unfinished.json", "log.txt"}
+FOLDERS = ("checkpoints", "figures")
+"""Folders of a run whose files it writes and reads: no link or pipe is in the place of one."""
 _AGAIN = "bench run --force makes the run anew"
 
 
@@ -37,18 +39,6 @@ def keep_again(directory: Path) -> None:
         keep(directory)
 
 
-def refuse_links(directory: Path) -> None:
-    """Refuses a run's directory in which a link or a pipe is in the place of a file or folder of the run.
-
-    Raises:
-        NotPlain: If one is.
-        OSError: If it is no directory that can be looked through.
-    """
-    for folder in (directory, directory / "checkpoints", directory / "figures"):
-        if folder == directory or folder.is_dir():
-            files.refuse_links(folder)
-
-
 def check(directory: Path) -> None:
     """Refuses a run of which something is missing, cut off, or no plain file.
 
@@ -56,7 +46,7 @@ def check(directory: Path) -> None:
         UsageError: If so; one line that names the first three files, and how to make the run anew.
     """
     try:
-        refuse_links(directory)
+        files.refuse_links(directory, *FOLDERS)
         lengths = json.loads(files.read(directory / LIST))
         names = [PurePosixPath(name) for name in lengths]
         if not all(type(length) is int and length >= 0 for length in lengths.values()) or any(

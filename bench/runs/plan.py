@@ -7,16 +7,17 @@ keywords of `bench.run` are read from its fields.
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, asdict, field, fields
+from dataclasses import MISSING, Field, asdict, field, fields
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, ParamSpec, TypeVar, cast, get_type_hints
 
-from pydantic import BeforeValidator
+from pydantic import AfterValidator, BeforeValidator
 
 from bench.errors import UsageError
 from bench.runs.registry import nearest
@@ -38,6 +39,16 @@ def known_preset(name: Any) -> Any:
 
 Preset = Annotated[Literal["smoke", "standard", "paper"], BeforeValidator(known_preset)]
 Logger = Literal["csv", "tensorboard", "wandb", "wandb-offline"]
+_NEEDS = {"tensorboard": "tensorboard", "wandb": "wandb", "wandb-offline": "wandb"}
+"""Logger -> the package that it needs, which is also the name of our extra."""
+
+
+def _installed(logger: Logger) -> Logger:
+    """A logger whose package is there; else one line that says what to install."""
+    package = _NEEDS.get(logger)
+    if package and importlib.util.find_spec(package) is None:
+        raise UsageError(f"--logger {logger} needs {package}: pip install 'posterior-bench[{package}]'")
+    return logger
 
 
 @settings
@@ -48,9 +59,9 @@ class Plan:
     the help of its flag.
     """
 
-    method: str
+    method: str = field(kw_only=False)
     """name of the method, or package.module:Class"""
-    task: str
+    task: str = field(kw_only=False)
     """name of the task, or package.module:Class"""
     preset: Preset = "standard"
     """smoke: under a minute, to see that all works; standard: the settings that are compared and ranked;
@@ -71,7 +82,7 @@ class Plan:
     """folder for runs"""
     data_dir: str | None = None
     """folder of data files; also $BENCH_DATA"""
-    loggers: tuple[Logger, ...] = ()
+    loggers: tuple[Annotated[Logger, AfterValidator(_installed)], ...] = ()
     """write epochs and numbers live: csv, tensorboard, wandb, wandb-offline; may be repeated"""
     force: bool = False
     """replace what stands in the run's directory"""
@@ -111,6 +122,10 @@ class Plan:
         return " ".join([*words, f"seed {self.seed}"])
 
 
+_NAMED = ("method", "task")
+"""What every run names; all other fields are options."""
+
+
 class Option(NamedTuple):
     """A field of a plan, for its flag and for the keywords of `bench.run`."""
 
@@ -125,10 +140,14 @@ def options() -> dict[str, Option]:
     """The fields of a plan, in their order, but for method and task, which every run names."""
     kinds, help = get_type_hints(Plan), _documentation(Plan)
     return {
-        each.name: Option(kinds[each.name], {} if each.default is MISSING else each.default, help[each.name])
+        each.name: Option(kinds[each.name], _default(each), help[each.name])
         for each in fields(Plan)
-        if each.name not in ("method", "task")
+        if each.name not in _NAMED
     }
+
+
+def _default(option: Field[Any]) -> Any:
+    return {} if option.default is MISSING else option.default
 
 
 def _documentation(cls: type) -> dict[str, str]:
@@ -144,11 +163,30 @@ def _documentation(cls: type) -> dict[str, str]:
     }
 
 
-def with_options(function: Callable[..., Any]) -> inspect.Signature:
-    """The signature of a function whose last parameter takes the options of a plan: with each of them."""
-    own = inspect.signature(function)
-    keywords = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-        for name, (kind, default, _) in options().items()
-    ]
-    return own.replace(parameters=[*list(own.parameters.values())[:-1], *keywords])
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def called_as(described: Callable[P, Plan]) -> Callable[[Callable[..., T]], Callable[P, T]]:
+    """Gives a function the parameters of a plan with more fields, for type checkers and for `help` alike.
+
+    Args:
+        described: The plan with what else the function takes, as a settings class.
+    """
+
+    def named(function: Callable[..., T]) -> Callable[P, T]:
+        kinds = get_type_hints(described)
+        parameters = [
+            inspect.Parameter(
+                each.name,
+                inspect.Parameter.KEYWORD_ONLY if each.kw_only else inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                default=inspect.Parameter.empty if each.name in _NAMED else _default(each),
+                annotation=kinds[each.name],
+            )
+            for each in fields(cast("type[Plan]", described))
+        ]
+        own = inspect.signature(function)
+        function.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return function
+
+    return named

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION: Final = 1
 
 
-class TaskPart(Schema):
+class RecordedTask(Schema):
     """Which protocol, on which data."""
 
     name: str
@@ -56,7 +56,7 @@ class TaskPart(Schema):
     main_metric: str
 
 
-class MethodPart(Schema):
+class RecordedMethod(Schema):
     """Which approximation of the posterior, with which settings.
 
     Attributes:
@@ -79,7 +79,7 @@ class MethodPart(Schema):
     seed_matters: bool | None = None
 
 
-class FitPart(Schema):
+class RecordedFit(Schema):
     """One fit of the run.
 
     Attributes:
@@ -159,8 +159,8 @@ class Record(Schema):
     schema_version: Literal[1]
     status: Literal["completed", "diverged", "failed"]
     reason: str | None
-    task: TaskPart
-    method: MethodPart
+    task: RecordedTask
+    method: RecordedMethod
     preset: str
     seed: int
     command: str
@@ -168,7 +168,7 @@ class Record(Schema):
     metrics: dict[str, float | None]
     undefined: dict[str, str]
     validation: dict[str, float]
-    fits: list[FitPart]
+    fits: list[RecordedFit]
     diagnostics: dict[str, float] = {}
     seconds: float
     environment: Environment

@@ -73,6 +73,13 @@ class Entry:
         line = (inspect.getmodule(self.cls).__doc__ or self.cls.__doc__ or "").strip().splitlines()[0]
         return line if self.members == 1 else f"{self.members} independent fits, pooled. {line}"
 
+    @property
+    def member(self) -> Entry:
+        """Of a method: the one whose settings an ensemble has, its single member, if that has a name."""
+        siblings = methods().of_file(self.file)
+        same = [e for e in siblings if (e.cls, e.fixed, e.members) == (self.cls, self.fixed, 1)]
+        return same[0] if same else self
+
     def flags(self) -> list[str]:
         """Settings that a user may choose."""
         return [f.name for f in fields(self.cls.settings_class) if f.name not in self.fixed]
@@ -352,13 +359,6 @@ def with_members(entry: Entry, members: int | None) -> Entry:
     named = [e for e in siblings if e.members == members]
     named += [e for e in siblings if members > 1 and e.members > 1]
     return replace(named[0] if named else entry, members=members)
-
-
-def member(method: Entry) -> Entry:
-    """The method whose settings an ensemble has: its single member, if that has a name."""
-    siblings = methods().of_file(method.file)
-    same = [e for e in siblings if (e.cls, e.fixed, e.members) == (method.cls, method.fixed, 1)]
-    return same[0] if same else method
 
 
 def narrowest(method: Entry, settings: Mapping[str, Any]) -> Entry:

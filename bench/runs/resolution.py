@@ -65,7 +65,7 @@ def _pair_presets(method: Entry, task: Entry, tuned: bool) -> dict[str, dict[str
     """
     path = files("bench.runs") / "presets" / f"{task.file}.toml"
     table = tomllib.loads(path.read_text()) if path.is_file() else {}
-    known, name = registry.methods(), registry.member(method).name
+    known, name = registry.methods(), method.member.name
     if method.fixed and name not in known and method.file in known:  # a name that spells out settings
         name = method.file
     pairs = {preset: table.get(preset, {}).get(name, {}) for preset in PRESETS}

@@ -27,11 +27,11 @@ from bench.engine.engine import Engine
 from bench.engine.ensemble import Ensemble
 from bench.errors import BenchError, Diverged, OutputError, UsageError
 from bench.runs import holdings, loggers, records, registry, resolution
-from bench.runs.claim import Claim, claimed, log_file
-from bench.runs.events import Observer, noticing, written
-from bench.runs.plan import Plan, with_options
-from bench.runs.setup import Setup, made_already, set_up
-from bench.settings import build
+from bench.runs.claim import Claim, claimed
+from bench.runs.events import Observer, noticing
+from bench.runs.plan import Plan, called_as
+from bench.runs.setup import Setup, set_up
+from bench.settings import build, settings
 from bench.system import files, processes
 
 
@@ -57,6 +57,14 @@ class Run:
         return records.read_record(self.directory)
 
 
+@settings
+class _Call(Plan):
+    """What `run` takes: a plan, and who is told."""
+
+    observers: tuple[Observer, ...] = ()
+
+
+@called_as(_Call)
 def run(method: str, task: str, *, observers: tuple[Observer, ...] = (), **options: Any) -> Run:
     """Fits a method on a task, scores it, and writes the record; what `bench run` does.
 
@@ -79,22 +87,18 @@ def run(method: str, task: str, *, observers: tuple[Observer, ...] = (), **optio
     return execute(build(Plan, {"method": method, "task": task, **options}), observers)
 
 
-run.__signature__ = with_options(run)  # type: ignore[attr-defined]
-
-
 def execute(plan: Plan, observers: tuple[Observer, ...] = ()) -> Run:
     """Runs a plan; see `run`."""
     setup = set_up(plan)
     place = setup.engine.place
     starts = place.starts_others or place.world == 1  # processes that may be started in vain
-    if not starts or (record := made_already(setup)) is None:
+    if not starts or (record := setup.made) is None:
         setup.engine.check()
         if plan.threads is None:
             processes.divide_threads(place)
         with processes.running():
-            record = processes.from_first(lambda: made_already(setup)) if place.world > 1 else None
-            if record is None:
-                return _first(setup, observers) if place.rank == 0 else _further(setup)
+            if (record := processes.from_first(lambda: setup.made)) is None:
+                return _further(setup) if place.rank > 0 else _first(setup, observers)
     return _as_it_is(setup, record, observers)
 
 
@@ -106,9 +110,8 @@ def _first(setup: Setup, observers: tuple[Observer, ...]) -> Run:
 
         def begin() -> None:
             claim = stack.enter_context(claimed(setup.directory, setup.fingerprint, setup.plan.force))
-            log = stack.enter_context(log_file(setup.directory / "log.txt"))
-            observing = (claim.observe, *observers, noticing(notices), written(log))
-            opened.extend((claim, log, stack.enter_context(_observed(setup, observing))))
+            observing = (claim.observe, *observers, noticing(notices))
+            opened.extend((claim, *stack.enter_context(loggers.telling(setup, observing))))
 
         processes.from_first(begin)
         claim, log, notify = opened
@@ -283,28 +286,6 @@ def _as_it_is(setup: Setup, record: records.Record, observers: tuple[Observer, .
     return Run(setup.directory, notices=(told,))
 
 
-@contextmanager
-def _observed(setup: Setup, observers: tuple[Observer, ...]) -> Iterator[Observer]:
-    """Has the observers told of the run, and the plan's loggers; gives who tells them."""
-    engine, further = setup.engine, list[Observer]()
-
-    def notify(event: str, values: dict[str, Any]) -> None:
-        steps = sum(fit["steps"] for fit in engine.fits) + values.get("steps", 0)
-        for observer in (*observers, *further):
-            observer(event, values | {"steps": steps})
-
-    def warn(text: str) -> None:
-        notify("notice", {"text": text})
-
-    with loggers.logging(
-        setup.plan.loggers, setup.directory, setup.choice, setup.fingerprint, warn
-    ) as opened:
-        further += opened
-
-        engine.observe(notify)
-        yield notify
-
-
 # ------------------------------------------------------------------------------------------- the run itself
 
 
@@ -374,7 +355,7 @@ def _record(setup: Setup, outcome: _Outcome) -> records.Record:
         schema_version=records.SCHEMA_VERSION,
         status=outcome.status,
         reason=None if outcome.failure is None else str(outcome.failure),
-        task=records.TaskPart(
+        task=records.RecordedTask(
             name=choice.task.name,
             identity=choice.task_identity,
             version=spec.version,
@@ -382,7 +363,7 @@ def _record(setup: Setup, outcome: _Outcome) -> records.Record:
             settings=asdict(choice.task_settings),
             main_metric=spec.main_metric,
         ),
-        method=records.MethodPart(
+        method=records.RecordedMethod(
             name=choice.method.name,
             identity=choice.method_identity,
             members=choice.method.members,
@@ -398,7 +379,9 @@ def _record(setup: Setup, outcome: _Outcome) -> records.Record:
         metrics=metrics,
         undefined=undefined,
         validation=_finite({name: value for name, _, _, value in engine.logged}),
-        fits=[records.FitPart(**fit | {"diagnostics": _finite(fit["diagnostics"])}) for fit in engine.fits],
+        fits=[
+            records.RecordedFit(**fit | {"diagnostics": _finite(fit["diagnostics"])}) for fit in engine.fits
+        ],
         diagnostics=_finite(engine.diagnostics),
         seconds=round(outcome.seconds, 3),
         environment=records.environment(records.device_name(engine.device)),

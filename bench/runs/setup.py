@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from bench.contract import Task
 from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
-from bench.runs import holdings, loggers, records, registry
+from bench.runs import holdings, records, registry
 from bench.runs.plan import Plan
 from bench.runs.resolution import Choice, resolve
 
@@ -50,6 +51,44 @@ class Setup:
         """
         return self.plan.command(torch.get_num_threads(), self.engine.place.local_world)
 
+    @cached_property
+    def made(self) -> records.Record | None:
+        """The record of this very run, if it is there and is not to be made again; looked for once.
+
+        The number of threads may be another where nobody asked for one, and the suite's source where the
+        files of method and task are the same.
+
+        Raises:
+            UsageError: If another run is there, or a damaged one.
+        """
+        if self.plan.force or not (self.directory / "record.json").exists():
+            return None
+        record = records.read_record(self.directory)
+        if record.status == "failed":
+            return None
+        holdings.check(self.directory)
+        method, task, provenance = record.method, record.task, record.provenance
+        then = {
+            "method": method.settings | {"members": method.members},
+            "task": task.settings,
+            "seed": record.seed,
+            "data": task.data_digest,
+            "threads": record.environment.threads,
+            "trainer": {name: record.trainer.get(name, usual) for name, usual in _DECIDING.items()},
+            "source": provenance.source_hash,
+            "method_file": provenance.method_file_hash,
+            "task_file": provenance.task_file_hash,
+        }
+        free = {"source"} | ({"threads"} if self.plan.threads is None else set())
+        free |= {"task_file"} if then["task_file"] is None else set()  # a record from before it was kept
+        now = self.fingerprint
+        if differing := ", ".join(name for name in now if name not in free and now[name] != then[name]):
+            raise UsageError(
+                f"{self.directory} holds a {record.status} run with another {differing}: it is kept; "
+                "--force replaces it"
+            )
+        return record
+
 
 def set_up(plan: Plan) -> Setup:
     """Makes task and engine of a plan; whatever can be refused without a run is refused here."""
@@ -58,7 +97,6 @@ def set_up(plan: Plan) -> Setup:
     with registry.defects(f"the task '{plan.task}'"):
         protocol: Task = choice.task.cls(choice.task_settings, plan.data_dir)
         digest = protocol.data_digest()
-    loggers.check(plan.loggers)
     if plan.threads is not None:
         torch.set_num_threads(plan.threads)
     engine = Engine(
@@ -97,41 +135,3 @@ def _file(cls: type) -> Path | None:
         return Path(inspect.getfile(cls))
     except (OSError, TypeError):
         return None
-
-
-def made_already(setup: Setup) -> records.Record | None:
-    """The record of this very run, if it is there and is not to be made again.
-
-    The number of threads may be another where nobody asked for one, and the suite's source where the files of
-    method and task are the same.
-
-    Raises:
-        UsageError: If another run is there, or a damaged one.
-    """
-    if setup.plan.force or not (setup.directory / "record.json").exists():
-        return None
-    record = records.read_record(setup.directory)
-    if record.status == "failed":
-        return None
-    holdings.check(setup.directory)
-    method, task, provenance = record.method, record.task, record.provenance
-    now = setup.fingerprint
-    then = {
-        "method": method.settings | {"members": method.members},
-        "task": task.settings,
-        "seed": record.seed,
-        "data": task.data_digest,
-        "threads": record.environment.threads,
-        "trainer": {name: record.trainer.get(name, usual) for name, usual in _DECIDING.items()},
-        "source": provenance.source_hash,
-        "method_file": provenance.method_file_hash,
-        "task_file": provenance.task_file_hash,
-    }
-    free = {"source"} | ({"threads"} if setup.plan.threads is None else set())
-    free |= {"task_file"} if then["task_file"] is None else set()  # a record from before it was kept
-    if differing := ", ".join(name for name in now if name not in free and now[name] != then[name]):
-        raise UsageError(
-            f"{setup.directory} holds a {record.status} run with another {differing}: it is kept; "
-            "--force replaces it"
-        )
-    return record

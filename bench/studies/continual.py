@@ -293,7 +293,7 @@ class ContinualTask(Task):
     """Both `ImageSettings` and `StepSettings`."""
     chance = 1 / NUM_CLASSES
     """Accuracy of guessing."""
-    part = "pair"
+    step_brings = "pair"
     """What the examples of a step are called, in the singular."""
 
     def __init__(self, settings: Any, data_dir: str | None = None) -> None:
@@ -360,12 +360,12 @@ class ContinualTask(Task):
 
     def curves(self, arrays: Arrays) -> list[Row]:
         """A[t, s] by step and s, and the average over the steps so far."""
-        return curves(self.accuracy_matrix(arrays), self.part)
+        return curves(self.accuracy_matrix(arrays), self.step_brings)
 
     def figures(self, arrays: Arrays) -> dict[str, Any]:
         """The matrix A[t, s], and accuracy on what was seen so far against the step."""
         notes = [*filter(None, [self.warning]), *variant(self.settings)]
-        return charts(self.accuracy_matrix(arrays), self.part, self.chance, notes)
+        return charts(self.accuracy_matrix(arrays), self.step_brings, self.chance, notes)
 
     @classmethod
     def compare(cls, runs: Sequence[FinishedRun]) -> Comparison:

@@ -276,7 +276,7 @@ def _search(plan: Plan, budget: int) -> _Search:
         raise UsageError("a search chooses the settings itself: give it none, and no members")
     start = resolve(plan)
     entry = registry.method(plan.method)
-    if (member := registry.member(entry)) != entry:
+    if (member := entry.member) != entry:
         raise UsageError(f"{plan.method} has the settings of {member.name}: tune that")
     spec = start.task.cls(start.task_settings).spec
     if spec.validation_metric is None:

@@ -37,16 +37,22 @@ def read(path: Path) -> bytes:
         return file.read()
 
 
-def refuse_links(folder: Path) -> None:
-    """Refuses a folder in which something is neither a plain file nor a folder; folders in it may hold links.
+def refuse_links(folder: Path, *inside: str) -> None:
+    """Refuses a folder in which something is neither a plain file nor a folder.
+
+    Args:
+        folder: To look through.
+        inside: Names of folders in it that are looked through as well, where they are; others may hold links.
 
     Raises:
         NotPlain: If something is.
+        OSError: If the folder cannot be looked through.
     """
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if not entry.is_dir(follow_symlinks=False):
-                _refuse_other(entry.stat(follow_symlinks=False).st_mode, Path(entry.path))
+    for place in (folder, *filter(Path.is_dir, (folder / name for name in inside))):
+        with os.scandir(place) as entries:
+            for entry in entries:
+                if not entry.is_dir(follow_symlinks=False):
+                    _refuse_other(entry.stat(follow_symlinks=False).st_mode, Path(entry.path))
 
 
 _PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)

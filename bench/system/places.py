@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from bench.errors import DataError, UsageError
 
@@ -49,36 +49,70 @@ def roots(data_dir: Path | str | None, packaged: bool = False) -> list[Path]:
     return list(dict.fromkeys([*given, *([SYSTEM_ROOT] if packaged else []), CACHE_ROOT]))
 
 
-def found(locate: Callable[[], tuple[Path, object]]) -> Path | None:
-    """The place that `locate` finds, None if there is none."""
-    try:
-        return locate()[0]
-    except NotFound:
-        return None
+class Door(Generic[Known, Found]):
+    """The one way to the data sets of a kind: found where they lie, fetched where they are not, checked.
 
-
-def obtained(
-    locate: Callable[[], Found], fetch: Callable[[Path], None], data_dir: Path | str | None
-) -> Found:
-    """What `locate` finds, after a download if it finds nothing.
+    Its functions take a name and the folder that the user gave, which is searched first and fetched into.
 
     Args:
-        locate: Searches, or raises NotFound.
-        fetch: Downloads into a folder; does nothing where there is no way to get the data.
-        data_dir: The folder of the search that the user named.
+        kind: What one of them is called.
+        sources: Name -> where it comes from.
+        locate: Searches for a name: its place and its content, verified; or NotFound.
+        fetch: Downloads from a source into a folder; does nothing where there is no way to get the data.
+        told: What `check` says of a source and its content.
 
     Raises:
-        DataError: The data are not found and cannot be fetched; one line on search, ways out and failure.
+        UsageError: In every function, if no data set of the kind has the name.
+        DataError: In every function, if what is found is not what it should be; and in all but `find`, if
+            nothing is found, nor can be fetched: one line on search, ways out and failure.
     """
-    try:
-        return locate()
-    except NotFound as not_found:
+
+    def __init__(
+        self,
+        kind: str,
+        sources: Mapping[str, Known],
+        locate: Callable[[str, Path | str | None], tuple[Path, Found]],
+        fetch: Callable[[Known, Path], None],
+        told: Callable[[Known, Found], str],
+    ) -> None:
+        self.kind, self.sources = kind, sources
+        self._locate, self._fetch, self._told = locate, fetch, told
+
+    def find(self, name: str, data_dir: Path | str | None = None) -> Path | None:
+        """Where the data set is, None if it is nowhere; fetches nothing."""
         try:
-            fetch(next(root for root in roots(data_dir) if root != SYSTEM_ROOT))  # that one is dpkg's
-        except (OSError, RuntimeError, DataError, http.client.HTTPException) as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
-            raise DataError(f"{not_found}; the download failed: {reason}") from None
-    return locate()
+            return self._located(name, data_dir)[0]
+        except NotFound:
+            return None
+
+    def check(self, name: str, data_dir: Path | str | None = None) -> str:
+        """Reports in one line what was found where; fetches nothing."""
+        path, content = self._located(name, data_dir)
+        return f"{name}: {self._told(self.sources[name], content)}, in {path}"
+
+    def get(self, name: str, data_dir: Path | str | None = None) -> Path:
+        """Where the data set is, after fetching it if it is nowhere on this machine."""
+        return self._obtained(name, data_dir)[0]
+
+    def load(self, name: str, data_dir: Path | str | None = None) -> Found:
+        """The content of the data set, after fetching it if it is nowhere on this machine."""
+        return self._obtained(name, data_dir)[1]
+
+    def _located(self, name: str, data_dir: Path | str | None) -> tuple[Path, Found]:
+        known(name, self.sources, self.kind)
+        return self._locate(name, data_dir)
+
+    def _obtained(self, name: str, data_dir: Path | str | None) -> tuple[Path, Found]:
+        try:
+            return self._located(name, data_dir)
+        except NotFound as not_found:
+            try:  # the system's own folder is dpkg's
+                root = next(root for root in roots(data_dir) if root != SYSTEM_ROOT)
+                self._fetch(self.sources[name], root)
+            except (OSError, RuntimeError, DataError, http.client.HTTPException) as error:
+                reason = " ".join(str(error).split()) or type(error).__name__
+                raise DataError(f"{not_found}; the download failed: {reason}") from None
+        return self._locate(name, data_dir)
 
 
 def await_answer(urls: list[str]) -> None:

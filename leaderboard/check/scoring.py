@@ -27,7 +27,7 @@ from bench.leaderboard.check.codes import Rejected
 from bench.leaderboard.check.structure import Checked, HandedIn
 from bench.leaderboard.check.truth import Truth
 from bench.runs import registry, resolution
-from bench.runs.records import RELATIVE, Record, TaskPart, same, split_metrics
+from bench.runs.records import RELATIVE, Record, RecordedTask, same, split_metrics
 from bench.settings import build
 from bench.spec import Arrays, Layout, Metric, misfit
 from bench.text import one_line
@@ -54,7 +54,7 @@ class Posed:
         truth: What is known of its own arrays and data.
     """
 
-    said: TaskPart
+    said: RecordedTask
     task: Task
     layouts: Mapping[str, Layout]
     truth: Truth

@@ -161,11 +161,11 @@ class TrainsOnAnotherLabel(ActiveLearning):
 class StandardisesByTestRows(UCIRegression):
     """Standardises the test rows by themselves."""
 
-    def part(self, split):
+    def standardised(self, split):
         """The split, but for its test inputs."""
-        part = super().part(split)
-        inputs = part.test_inputs
-        return part._replace(test_inputs=(inputs - inputs.mean(0)) / inputs.std(0))
+        own = super().standardised(split)
+        inputs = own.test_inputs
+        return own._replace(test_inputs=(inputs - inputs.mean(0)) / inputs.std(0))
 
 
 class StopsByTestImages(SplitMNIST):
