@@ -21,6 +21,7 @@ import torch
 
 from bench import randomness
 from bench.errors import DataError
+from bench.spec import array_digest as array_digest
 from bench.system import places
 
 CLASSES = 10
@@ -128,7 +129,7 @@ SOURCES = {
     ),
     "digits": ImageSource(
         title="Optical recognition of handwritten digits, 8 x 8",
-        origin="E. Alpaydin and C. Kaynak, UCI machine learning repository, as embedded in scikit-learn",
+        origin="E. Alpaydin and C. Kaynak, UCI machine learning repository, the part that scikit-learn has",
         licence="CC BY 4.0",
         train=1_442,
         test=355,
@@ -194,26 +195,6 @@ def _images(name: str, arrays: Mapping[str, np.ndarray], digest: str) -> Images:
         for array, raw in arrays.items()
     }
     return Images(**tensors, digest=digest)
-
-
-def array_digest(arrays: Mapping[str, np.ndarray | torch.Tensor]) -> str:
-    """SHA-256 (hex) of named arrays: the same for the same numbers on every machine.
-
-    Hashed are, in order of the names, repr((name, dtype, shape)) such as "('x', '<f4', (2, 3))" and then
-    the bytes in C order, little endian.
-
-    Raises:
-        TypeError: An array does not hold booleans or numbers.
-    """
-    sha = hashlib.sha256()
-    for name, array in sorted(arrays.items()):
-        array = array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
-        if array.dtype.kind not in "biufc":
-            raise TypeError(f"array {name!r} holds {array.dtype}, expected booleans or numbers")
-        dtype = array.dtype.newbyteorder("<")
-        sha.update(repr((str(name), dtype.str, array.shape)).encode())
-        sha.update(array.astype(dtype, copy=False).tobytes())
-    return sha.hexdigest()
 
 
 def read_idx(path: Path, shape: tuple[int, ...]) -> np.ndarray:
@@ -315,11 +296,14 @@ def not_published(path: Path, title: str, expected: str, found: str) -> DataErro
 
 
 def _read_digits(source: ImageSource) -> tuple[Path, dict[str, np.ndarray]]:
-    """Split the embedded data set: the last fifth of each class, in its own order, is the test set."""
-    from sklearn import datasets  # here, for its import takes a second
+    """Split the data set of the package: the last fifth of each class, in its own order, is the test set.
 
-    digits = datasets.load_digits()
-    inputs, labels = digits.images.astype(np.uint8), digits.target.astype(np.uint8)
+    Its file holds of each example 64 pixels and the class, a byte each.
+    """
+    path = Path(__file__).parent / "system" / "digits.bin.gz"
+    examples = np.frombuffer(gzip.decompress(path.read_bytes()), np.uint8)
+    examples = examples.reshape(-1, source.side**2 + 1)
+    inputs, labels = examples[:, :-1].reshape(-1, source.side, source.side), examples[:, -1]
     is_test = np.zeros(len(labels), dtype=bool)
     for label in range(CLASSES):
         members = np.flatnonzero(labels == label)
@@ -330,7 +314,6 @@ def _read_digits(source: ImageSource) -> tuple[Path, dict[str, np.ndarray]]:
         "test_inputs": inputs[is_test],
         "test_labels": labels[is_test],
     }
-    path = Path(datasets.__file__).parent / "data" / "digits.csv.gz"
     if (digest := array_digest(arrays)) != source.digest:
         raise not_published(path, source.title, source.digest, digest)
     return path, arrays

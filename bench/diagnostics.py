@@ -11,7 +11,7 @@ Shapes: C chains, N draws of each, V variables.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -19,19 +19,13 @@ from numpy.typing import ArrayLike
 
 from bench.contract import Batch, Method
 from bench.predictions import Bernoulli, Categorical, Gaussian, Prediction
+from bench.spec import RHAT_LIMIT as RHAT_LIMIT
+from bench.spec import mixed as mixed
 
-RHAT_LIMIT = 1.05
-"""Largest R-hat of chains that agree: "only using the sample if R-hat is less than 1.05" (rstan, `Rhat`)."""
 FROZEN = 1e6
 """Stands for an infinite R-hat: a chain never moved, and not all draws of all chains are the same number."""
 _PIECE = 2_000_000
 """Draws of all variables treated at once; bounds memory."""
-
-
-def mixed(diagnostics: Mapping[str, float]) -> bool | None:
-    """Whether a run's chains predict the same (`prediction_rhat`); None if the run is no sampler's."""
-    rhat = diagnostics.get("prediction_rhat")
-    return None if rhat is None else rhat <= RHAT_LIMIT
 
 
 def split_rhat(draws: ArrayLike) -> np.ndarray:

@@ -6,11 +6,15 @@ without.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Arrays = dict[str, np.ndarray]
 """Named arrays: a run leaves them behind, and scoring may look at nothing else."""
@@ -82,6 +86,9 @@ class Spec:
     own_data: bool = False
 
 
+RHAT_LIMIT = 1.05
+"""Largest R-hat of chains that agree: "only using the sample if R-hat is less than 1.05" (rstan, `Rhat`)."""
+
 Axis = int | str
 """Size of an axis: a number, or a letter for one that is free, but the same wherever the letter stands."""
 
@@ -131,6 +138,32 @@ def misfit(layouts: Mapping[str, Layout], found: Mapping[str, tuple[str, tuple[i
                     expected = " or ".join(map(str, dict.fromkeys(known)))
                     return f"axis {number} of the array {name} has {size} entries, not {expected}"
     return None
+
+
+def array_digest(arrays: Mapping[str, np.ndarray | Tensor]) -> str:
+    """SHA-256 (hex) of named arrays: the same for the same numbers on every machine.
+
+    Hashed are, in order of the names, repr((name, dtype, shape)) such as "('x', '<f4', (2, 3))" and then
+    the bytes in C order, little endian.
+
+    Raises:
+        TypeError: An array does not hold booleans or numbers.
+    """
+    sha = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        array = np.asarray(array.detach().cpu() if hasattr(array, "detach") else array)
+        if array.dtype.kind not in "biufc":
+            raise TypeError(f"array {name!r} holds {array.dtype}, expected booleans or numbers")
+        dtype = array.dtype.newbyteorder("<")
+        sha.update(repr((str(name), dtype.str, array.shape)).encode())
+        sha.update(array.astype(dtype, copy=False).tobytes())
+    return sha.hexdigest()
+
+
+def mixed(diagnostics: Mapping[str, float]) -> bool | None:
+    """Whether a run's chains predict the same (`prediction_rhat`); None if the run is no sampler's."""
+    rhat = diagnostics.get("prediction_rhat")
+    return None if rhat is None else rhat <= RHAT_LIMIT
 
 
 class Row(NamedTuple):

@@ -29,7 +29,10 @@ from timing import median, print_table, ratio, write
 LARGEST_OF_TORCH, LARGEST_OF_LIGHTNING = 0.5, 1.3
 TORCH, LIGHTNING = "import torch", "import torch, pytorch_lightning"
 FIRST_LIST, RUN = "bench list, first call", "bench run map split_digits, first epoch"
+RUNS = str(Path(__file__).parents[1] / "leaderboard" / "submissions" / "reference" / "split_digits" / "map")
 QUICK = {
+    "bench runs": ["runs", RUNS],
+    "bench show": ["show", f"{RUNS}/seed0"],
     "bench --version": ["--version"],
     "bench --help": ["--help"],
     "bench run --help": ["run", "--help"],

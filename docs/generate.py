@@ -1,4 +1,6 @@
-"""Writes the generated parts of README.md and docs/: every number comes from a committed file.
+"""Writes the generated parts of README.md and docs/, and what tasks measure (`bench/runs/measures.py`).
+
+Every number comes from a committed file.
 
     python docs/generate.py           write them
     python docs/generate.py --check   exit 1 if one is not current
@@ -29,6 +31,7 @@ from parts import (
 from parts.evidence import ROOT
 
 from bench import figures
+from bench.runs import measures
 
 DRAWING = (active, continual, fidelity, geometry, mixtures, results, retinopathy, singular, training)
 PARTS = {
@@ -64,6 +67,10 @@ def draw() -> None:
 def main() -> int:
     """Writes or checks every page."""
     stale = []
+    if measures.PATH.read_text() != (made := measures.made()):
+        stale.append(str(measures.PATH.name))
+        if "--check" not in sys.argv:
+            measures.PATH.write_text(made)
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         old = path.read_text()
         new = page(old)

@@ -2,7 +2,12 @@
 
 import hashlib
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import boards
 import numpy as np
@@ -13,6 +18,7 @@ from bench.errors import DataError, UsageError
 from bench.leaderboard.rank import board as boarding
 from bench.leaderboard.rank import pairing
 from bench.leaderboard.rank.ranking import Entry, Replicate, across, rank
+from bench.leaderboard.site import pages
 
 
 @pytest.fixture
@@ -435,6 +441,63 @@ def test_a_damaged_cache_costs_time_alone(maker, build, tmp_path):
     for path in kept:
         path.write_bytes(path.read_bytes()[:-20].replace(b"method002", b"method001"))
     assert build().tables == before.tables
+
+
+STOPPED = """
+import sys, time
+from bench import cli
+from bench.leaderboard.rank import board
+
+compute, last = board.compute, int(sys.argv[1])
+
+def counted(task, cells):
+    print(task, flush=True)
+    if last == 0:
+        time.sleep(600)
+    globals().update(last=last - 1)
+    return compute(task, cells)
+
+board.compute = counted
+sys.exit(cli.main(sys.argv[2:]))
+"""
+
+
+def test_a_build_that_is_stopped_goes_on_behind_what_it_has(maker, build, tmp_path):
+    """Stopped in the second of three tasks, killed in the third; what was computed is not computed again."""
+    for task in range(3):
+        three(maker, slug=f"of-{task}", task=task)
+    (tmp_path / "code.py").write_text(STOPPED)
+    places = ["--submissions", tmp_path / "submissions", "--cache", tmp_path / "stopped"]
+    places += ["--out", tmp_path / "site", *(f"--import={name}" for name in task_names(3))]
+
+    def begun(whole_tasks):
+        return subprocess.Popen(
+            [sys.executable, tmp_path / "code.py", str(whole_tasks), "board", "build", *places],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parent)},
+            text=True,
+        )
+
+    first, second, third = names = [identity(task) for task in range(3)]
+    for expected, number, code in (
+        ([first, second], signal.SIGTERM, 128 + signal.SIGTERM),
+        ([second, third], signal.SIGKILL, -signal.SIGKILL),
+    ):
+        with begun(whole_tasks=1) as process:
+            assert [process.stdout.readline().strip() for _ in expected] == expected
+            process.send_signal(number)
+            assert process.wait(300) == code
+        assert not (tmp_path / "site").exists()
+    with begun(whole_tasks=-1) as process:
+        assert process.communicate(timeout=600)[0].split() == [third, f"{tmp_path}/site/index.html"]
+    pages.write(build(imports=task_names(3)), tmp_path / "whole")
+    at_once, bit_by_bit = (
+        {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*") if path.is_file()}
+        for folder in (tmp_path / "whole", tmp_path / "site")
+    )
+    assert {f"tasks/{name}.html" for name in names} <= {str(path) for path in at_once}
+    assert at_once == bit_by_bit
 
 
 @pytest.mark.slow

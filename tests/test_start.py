@@ -4,15 +4,20 @@ How long each takes `benchmarks/start.py` measures.
 """
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from bench import cli
+from bench import cli, data
 from bench.commands import running
 from bench.engine.engine import TrainerOptions
-from bench.runs import index, registry
+from bench.leaderboard.evidence.submission import OURS, RECORDS, SUBMISSIONS
+from bench.runs import index, measures, registry
+from bench.runs.records import read_record
+from bench.runs.runner import task_of
 from bench.system import places
 
 HEAVY = ("torch", "pytorch_lightning", "torchvision", "torchmetrics", "scipy", "sklearn", "altair", "wandb")
@@ -208,3 +213,158 @@ def test_bash_completes_by_the_script(cache, tmp_path):
     lines = done.stdout.splitlines()
     assert lines[0].endswith("-F _python_argcomplete bench"), done.stderr
     assert lines[1].split() == ["map", "matrix_normal_vi"]
+
+
+# ---- what reading finished runs does not need
+
+
+@pytest.fixture(scope="module")
+def committed():
+    """The committed runs of a method, of which every metric is written down."""
+    return str(SUBMISSIONS / OURS / "split_digits" / "mfvi")
+
+
+def test_runs_show_and_compare_need_no_torch(committed, tmp_path):
+    """That losses are computed with torch is the control; the second compare reads those that are kept."""
+    own = [str(path) for path in sorted(Path(committed).iterdir())]
+    calls = [["runs", committed], ["show", *own], ["runs", committed, "--format", "csv"]]
+    compared = ["compare", committed]
+    code = WITHOUT.format(heavy=[name for name in HEAVY if name != "scipy"], calls=[*calls, compared])
+    home = os.environ | {"HOME": str(tmp_path)}
+
+    def called():
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, env=home
+        )
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    *codes, refused = called()
+    assert codes == [0, 0, 0]
+    assert refused in HEAVY
+    command = [sys.executable, "-m", "bench", *compared, "--format", "json"]
+    first = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=home)
+    assert first.returncode == 0, first.stderr
+    assert called() == [0, 0, 0, 0]
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=home)
+    assert again.stdout == first.stdout != ""
+    for path in (tmp_path / ".cache" / "posterior-bench" / "losses").rglob("*.npy"):
+        path.write_bytes(path.read_bytes()[:-1] + b"x")
+    damaged = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=home)
+    assert damaged.stdout == first.stdout
+
+
+def test_what_is_written_down_is_what_the_tasks_say():
+    assert measures.PATH.read_text() == measures.made()
+    checked = 0
+    for path in [*SUBMISSIONS.glob("*/*/*/seed0"), *RECORDS.glob("*/*/seed0")]:
+        record = read_record(path)
+        found, own = measures.spec_of(record), task_of(record).spec
+        for name, metric in own.metrics.items():
+            given = found.metrics[name]
+            same = ("description", "unit", "best", "worst")
+            assert [getattr(given, part) for part in same] == [getattr(metric, part) for part in same], path
+        if measures.is_standard(record):
+            assert found == own
+            checked += 1
+        method = registry.method(record.method.name).cls
+        old = record.model_copy(update={"method": record.method.model_copy(update={"seed_matters": None})})
+        assert measures.seed_matters(old) == method.seed_matters
+    assert checked > 50
+
+
+OPENED = """
+import sys
+from pathlib import Path
+from bench.runs.folders import below
+
+opened = []
+sys.addaudithook(lambda event, args: opened.append(event) if event in ("open", "os.scandir") else None)
+for folder in sys.argv[1:]:
+    opened.clear()
+    print(len(below(Path(folder))), len(opened))
+"""
+
+
+def test_listing_opens_as_many_files_of_each_run_however_many_there_are(committed, tmp_path):
+    """The first listing is not counted: it imports what it needs."""
+    for size in (1, 10, 100):
+        for number in range(size):
+            run = tmp_path / str(size) / f"seed{number}"
+            run.mkdir(parents=True)
+            os.link(Path(committed) / "seed0" / "record.json", run / "record.json")
+    folders = [tmp_path / str(size) for size in (1, 10, 100)]
+    done = subprocess.run([sys.executable, "-c", OPENED, *folders], capture_output=True, text=True)
+    _, ten, hundred = ([int(number) for number in line.split()] for line in done.stdout.splitlines())
+    assert (ten[0], hundred[0]) == (10, 100), done.stderr
+    assert 0 < hundred[1] <= 10 * ten[1]
+
+
+TORCHLESS = """
+from bench.system import absent
+absent.stand_in()
+import bench.tasks.split_mnist, bench.methods.mfvi, torch, sys
+from bench import data
+print(data.load("digits").test_targets.sum())
+assert isinstance(bench.methods.mfvi.MFVI, type)
+try:
+    data.load("digits").test_labels
+except absent.Needed as needed:
+    print(needed)
+try:
+    bench.tasks.split_mnist.data.torch.zeros(3)
+except Exception:
+    print("an error")
+except BaseException as error:
+    print(type(error).__name__)
+"""
+
+
+def test_a_stand_in_for_torch_imports_and_refuses_to_compute(tmp_path):
+    done = subprocess.run([sys.executable, "-c", TORCHLESS], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    labels = data.load("digits").test_labels
+    assert done.stdout.split() == [str(int(labels.sum())), "torch.from_numpy", "Needed"]
+
+
+# ---- what training does not need
+
+
+SHELLS = """
+import sys
+import bench
+import pytorch_lightning, torch
+from pytorch_lightning.utilities.compile import OptimizedModule
+
+def imported():
+    names = ["torchvision", "scipy", "sympy", "torch._dynamo.utils", "torchmetrics.functional"]
+    return [name for name in names if name in sys.modules]
+
+network = torch.nn.Linear(2, 1)
+optimizer = torch.optim.Adam(network.parameters())
+before = network(torch.ones(1, 2))
+before.sum().backward()
+optimizer.step()
+optimizer.zero_grad()
+print(imported(), isinstance(network, OptimizedModule))
+import torch._dynamo.config, torchmetrics.classification
+compiled = torch.compile(network, backend="eager")
+assert torch.equal(compiled(torch.ones(1, 2)), network(torch.ones(1, 2)))
+print(imported(), isinstance(network, OptimizedModule), isinstance(compiled, OptimizedModule))
+assert torchmetrics.classification.Accuracy is torchmetrics.Accuracy
+assert pytorch_lightning.core.module.Metric is torchmetrics.Metric is torchmetrics.metric.Metric
+optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(1))]})
+optimizer.step()
+from bench.system.shells import Shell
+assert not [module for module in list(sys.modules.values()) if isinstance(module, Shell)]
+"""
+
+
+def test_training_imports_neither_compiler_nor_metrics_until_they_are_asked_for(tmp_path):
+    """The second line is the control: asked for, both packages are whole."""
+    done = subprocess.run([sys.executable, "-c", SHELLS], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    few, all_of_them = done.stdout.splitlines()
+    assert few == "[] False"
+    names = ["torchvision", "scipy", "sympy", "torch._dynamo.utils", "torchmetrics.functional"]
+    assert all_of_them == f"{names} False True"

@@ -14,8 +14,7 @@ from bench.errors import UsageError
 from bench.runs.registry import nearest
 
 if TYPE_CHECKING:
-    from bench.contract import Task
-    from bench.leaderboard.rank.against import Shelf, Stood
+    from bench.leaderboard.rank.against import Measured, Shelf, Stood
     from bench.runs.folders import Found
     from bench.runs.means import Line
     from bench.runs.records import Record
@@ -96,7 +95,7 @@ def compare(arguments: list[str]) -> None:
     known = sorted({name for line in found for record in line.records for name in record.metrics})
     if chosen.metric not in (None, "all", *known):
         raise UsageError(f"--metric {chosen.metric}: {nearest(chosen.metric, known)}")
-    others = _others(chosen.against, [run.directory for run in runs])
+    others = _others(chosen.against, runs)
     everything: list[Row] = []
     for protocol, group in groupby(found, lambda line: line.protocol):
         of_protocol = list(group)
@@ -137,12 +136,12 @@ def _compare_parser() -> Parser:
     return parser
 
 
-def _others(against: str | None, own: list[Path]) -> Shelf:
+def _others(against: str | None, own: list[Found]) -> Shelf:
     """What one's own runs are compared with: the committed entries, or what `--against` names."""
     from bench.leaderboard.rank.against import shelf
 
     others = shelf(Path(against) if against else None, own)
-    if against is None and not others.runs:
+    if not others.is_there:
         _say(
             [
                 "this installation holds no committed entries: the given runs are compared among themselves; "
@@ -228,23 +227,24 @@ def _heading(first: Record, metric: str) -> Row:
 # ---------------------------------------------------------------------------------- beside the committed ones
 
 
-def _ranking(first: Record) -> Task | None:
+def _ranking(first: Record) -> Measured | None:
     """The task of runs, where it ranks methods and they may be ranked; says why it is not so."""
-    from bench.runs.runner import task_of
+    from bench.leaderboard.rank.against import Measured
+    from bench.runs.measures import spec_of
 
     if metrics_of(first)[1]:
         return None  # not known here, which the heading says
-    task = task_of(first)
+    if first.preset == "smoke" and spec_of(first).ranked:
+        _say([f"{first.task.identity}: smoke runs prove the pipe and measure nothing: means alone"])
+        return None
+    task = Measured(first)
     if not (task.spec.ranked or task.spec.own_data):
         _say([f"{first.task.name} does not rank methods: means alone"])
-    elif first.preset == "smoke":
-        _say([f"{first.task.identity}: smoke runs prove the pipe and measure nothing: means alone"])
-    else:
-        return task
-    return None
+        return None
+    return task
 
 
-def _standing(lines: Sequence[Line], others: Shelf, task: Task) -> tuple[list[Row], list[str]]:
+def _standing(lines: Sequence[Line], others: Shelf, task: Measured) -> tuple[list[Row], list[str]]:
     """The table of a protocol with one's own methods in it, and a sentence on each of them."""
     from bench.leaderboard.rank.against import Protocol, rival, rivals, stand
 

@@ -26,12 +26,10 @@ _GONE = "no metric of the task as it is now"
 
 def metrics_of(record: Record) -> tuple[Mapping[str, Metric], str]:
     """What the record's task says of its metrics; where the task is not known here, nothing, and why."""
-    from bench.runs.registry import defects
-    from bench.runs.runner import task_of
+    from bench.runs.measures import spec_of
 
     try:
-        with defects(f"the spec of {record.task.name}"):
-            return task_of(record).spec.metrics, ""
+        return spec_of(record).metrics, ""
     except BenchError as error:
         return {}, str(error)
 
@@ -66,8 +64,8 @@ def _runs(names: list[str]) -> list[Path]:
 
 def print_record(directory: Path, console: Console) -> None:
     """Prints the record of a run: metrics, cost, and how far its samplers mixed."""
-    from bench.diagnostics import mixed
     from bench.runs.records import read_record
+    from bench.spec import mixed
 
     record = read_record(directory)
     title = f"{record.method.identity} on {record.task.identity}, {record.preset}, seed {record.seed}"

@@ -7,16 +7,14 @@ since every change of the suite is another source; it is said.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from bench import intervals
-from bench.errors import BenchError
 from bench.intervals import Interval
-from bench.runs import registry
 from bench.runs.folders import Found
+from bench.runs.measures import seed_matters
 from bench.runs.records import Record
 
 
@@ -58,23 +56,13 @@ class Line:
         if not values:
             return None
         if not self.seed_matters and len(set(values)) == 1:
-            return Interval(values[0], np.nan, np.nan, "equal for every seed")
+            return Interval(values[0], math.nan, math.nan, "equal for every seed")
         return intervals.student(values)
 
     @property
     def seed_matters(self) -> bool:
         """Whether the method's answer can depend on the seed."""
         return seed_matters(self.records[0])
-
-
-def seed_matters(record: Record) -> bool:
-    """Whether another seed can change the method's answer; old records leave it to the method."""
-    if (stated := record.method.seed_matters) is not None:
-        return stated
-    try:
-        return bool(registry.method(record.method.name).cls.seed_matters)
-    except BenchError:
-        return True
 
 
 def lines(runs: Iterable[Found]) -> tuple[list[Line], list[str]]:

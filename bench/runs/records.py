@@ -34,7 +34,7 @@ import safetensors.numpy
 import bench
 from bench.errors import UsageError
 from bench.settings import Schema
-from bench.spec import Arrays, Metrics, Row, Spec, Undefined
+from bench.spec import Arrays, Metrics, Row, Spec, Undefined, array_digest
 from bench.system.files import read, write
 from bench.system.source import file_hash, source_hash
 from bench.text import all_escaped, hidden, one_line
@@ -281,8 +281,6 @@ def read_arrays(directory: Path, path: Path | None = None) -> Arrays:
         # Of types that numpy does not have, such as bfloat16, the reader knows nothing.
         raise UsageError(f"{path} is damaged: {one_line(error)}") from None
     _refuse_hidden(path, list(arrays))
-    from bench.data import array_digest  # here, since it needs torch, and records are read without
-
     if array_digest(arrays) != read_record(directory).provenance.arrays_digest:
         raise UsageError(f"{path} does not hold the arrays of the record beside it: their digests differ")
     return arrays

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench.leaderboard.check.codes import ACCEPTED, CODES, Rejected
+from bench.system import absent
 from bench.text import one_line
 
 _KEPT = ("HOME", "PATH", "LD_LIBRARY_PATH")
@@ -29,7 +30,8 @@ class Question(NamedTuple):
     """What a child is to check.
 
     Attributes:
-        kind: `structure`, or `scores`, which checks the structure once more and then the scores.
+        kind: `structure`; or `scores`, which checks the structure once more and then the scores; or
+            `scores-by-numpy`, the same where torch stands in by name (`bench.system.absent`).
         directory: The submission.
         against: Folder of submissions that it must not repeat; None for none.
         store: Folder of arrays by their SHA-256.
@@ -151,17 +153,21 @@ def answer(question: Question) -> Answer:
     from bench.leaderboard.check.structure import check
 
     try:
-        if question.kind == "scores":
+        if question.kind == "scores-by-numpy":
+            absent.stand_in()
+        if question.kind != "structure":
             from bench.leaderboard.check.scoring import score
         confine(question.processor_seconds, question.memory)
         against = None if question.against is None else Path(question.against)
         checked = check(Path(question.directory), against, Path(question.store))
-        if question.kind != "scores":
+        if question.kind == "structure":
             return Answer(ACCEPTED, "", None)
         scored = score(checked, question.data_dir)
         return Answer(ACCEPTED, scored.message, scored.tier)
     except Rejected as reason:
         return Answer(reason.code, str(reason), None)
+    except absent.Needed as name:
+        return Answer("checker-failed", f"{name} needs torch", None)
     except MemoryError:
         return Answer("memory-limit", f"the check needed more than {question.memory // 2**20} MiB", None)
     except Exception as error:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from bench.errors import BenchError
-from bench.spec import Arrays
+from bench.spec import Arrays, array_digest
 from bench.system.files import write
 
 if TYPE_CHECKING:
@@ -102,8 +102,6 @@ def lines(task: Task, name: str) -> dict[str, str]:
 
 
 def _digest(name: str, array: np.ndarray) -> str:
-    from bench.data import array_digest
-
     return array_digest({name: array})
 
 

@@ -3,6 +3,7 @@
     files      lstat of every name: links, names, sizes, numbers; nothing is opened      `structure.tree`
     structure  a child without torch: JSON, headers, digests, seeds, duplicates          `structure.check`
     scores     a second child: every metric computed again, targets compared             `scoring.score`
+               without torch; in a third one with it, unless the second one accepts
 
 Nothing of a submission is executed, and no name of a method is resolved: it is a label. Every reason has a
 code that stays (`codes.py`).
@@ -79,19 +80,25 @@ def verify(
     size = sum(found.st_size for found in files.values())
     data = data_dir or os.environ.get("BENCH_DATA")
     seconds = {"structure": 5 + size // (20 * 2**20), "scores": 120 + 30 * len(files)}
-    answer = Answer(ACCEPTED, "", None)
-    for kind in ("structure", "scores"):
-        if answer.code == ACCEPTED:
-            answer = ask(
-                Question(
-                    kind=kind,
-                    directory=os.path.abspath(root),
-                    against=None if against is None else os.path.abspath(against),
-                    store=os.path.abspath(store),
-                    data_dir=None if data is None else os.path.abspath(os.path.expanduser(data)),
-                    processor_seconds=seconds[kind],
-                    memory=MEMORY[kind],
-                )
+
+    def asked(kind: str) -> Answer:
+        step = kind.partition("-")[0]
+        return ask(
+            Question(
+                kind=kind,
+                directory=os.path.abspath(root),
+                against=None if against is None else os.path.abspath(against),
+                store=os.path.abspath(store),
+                data_dir=None if data is None else os.path.abspath(os.path.expanduser(data)),
+                processor_seconds=seconds[step],
+                memory=MEMORY[step],
             )
+        )
+
+    answer = asked("structure")
+    if answer.code == ACCEPTED:
+        answer = asked("scores-by-numpy")
+        if answer.code != ACCEPTED:  # a task that scores with torch, or a reason, which torch may tell better
+            answer = asked("scores")
     status: Literal["accepted", "rejected"] = "accepted" if answer.code == ACCEPTED else "rejected"
     return Verdict(status, *answer)

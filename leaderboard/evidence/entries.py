@@ -20,7 +20,7 @@ import numpy as np
 from bench.contract import FinishedRun, Task
 from bench.errors import UsageError
 from bench.leaderboard.evidence.store import CURVES, needed, run_arrays, run_curves
-from bench.leaderboard.evidence.submission import OURS, SUBMISSIONS, run_name
+from bench.leaderboard.evidence.submission import OURS, RECORDS, SUBMISSIONS, run_name
 from bench.runs import registry, resolution
 from bench.runs.plan import Plan
 from bench.runs.records import (
@@ -39,7 +39,6 @@ from bench.spec import Arrays, Row, Spec
 from bench.system.files import write_all, writing
 from bench.system.source import source_hash
 
-RECORDS = Path(__file__).parent.parent / "records"
 _LARGEST = 4 * 2**20
 _FILES = ("arrays.safetensors", "curves.csv", "record.json")
 """In the order in which they are put in place: where the record stands, the rest is there."""

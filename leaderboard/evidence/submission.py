@@ -25,6 +25,8 @@ from bench.text import one_line
 
 SUBMISSIONS = Path(__file__).parent.parent / "submissions"
 """The submissions on the board."""
+RECORDS = Path(__file__).parent.parent / "records"
+"""Runs that the project keeps as evidence of its pages; the board shows and does not rank them."""
 OURS: Final = "reference"
 """Slug of the project's own submission."""
 STATUS = Path(__file__).parent.parent / "status.toml"

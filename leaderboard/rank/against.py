@@ -9,30 +9,89 @@ Shapes: S seeds, N test examples, K splits.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
-from collections.abc import Iterable, Sequence
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
+from glob import escape
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import numpy as np
 import pydantic
 
-from bench.contract import Task
-from bench.errors import UsageError
-from bench.leaderboard.evidence.entries import RECORDS
+from bench.errors import OutputError, UsageError
 from bench.leaderboard.evidence.store import run_arrays
-from bench.leaderboard.evidence.submission import MANIFEST, OURS, STATUS, SUBMISSIONS, words
+from bench.leaderboard.evidence.submission import MANIFEST, OURS, RECORDS, STATUS, SUBMISSIONS, words
 from bench.leaderboard.rank.ranking import Entry, Replicate, Standing, rank
 from bench.runs import registry
 from bench.runs.folders import Found, below
-from bench.runs.means import seed_matters
+from bench.runs.measures import is_standard, seed_matters, spec_of
 from bench.runs.records import Record, read_arrays
 from bench.settings import Schema
+from bench.spec import Arrays, Spec, array_digest
+from bench.system import places
+from bench.system.files import write
+from bench.system.source import source_hash
 from bench.text import hidden, one_line
+
+if TYPE_CHECKING:
+    from bench.contract import Task
 
 _LARGEST = 2**24
 """Bytes of a board's JSON; 200 entries of 10 seeds are below 200 kB."""
+
+
+class Measured:
+    """The task of a record, as far as runs are compared: its code is imported for losses that are not kept.
+
+    Losses are kept in the user's cache, under the arrays, the task's settings and the source that gave them.
+    A cache that is damaged, or cannot be written, costs time and nothing else.
+    """
+
+    def __init__(self, record: Record) -> None:
+        self._record = record
+        self.spec: Spec = spec_of(record) if is_standard(record) else self._task.spec
+
+    @cached_property
+    def _task(self) -> Task:
+        from bench.runs.runner import task_of  # here, since it needs torch
+
+        return task_of(self._record)
+
+    def losses(self, arrays: Arrays) -> np.ndarray | None:
+        """As `Task.losses`."""
+        part = self._record.task
+        if part.name not in registry.tasks():  # a user's own, whose source is not known
+            return self._task.losses(arrays)
+        said = json.dumps([part.name, part.settings, array_digest(arrays)], sort_keys=True)
+        path = self._folder / f"{hashlib.sha256(said.encode()).hexdigest()[:40]}.npy"
+        with suppress(OSError, ValueError, EOFError):
+            seal, content = (read := path.read_bytes())[:32], read[32:]
+            if seal == hashlib.sha256(content).digest():
+                kept: np.ndarray = np.load(io.BytesIO(content), allow_pickle=False)
+                return kept
+        losses = self._task.losses(arrays)
+        if losses is not None:
+            made = io.BytesIO()
+            np.save(made, losses, allow_pickle=False)
+            with suppress(OutputError):
+                write(path, hashlib.sha256(made.getvalue()).digest() + made.getvalue())
+        return losses
+
+    @cached_property
+    def _folder(self) -> Path:
+        """That of the present source; what others kept is removed when it is new."""
+        root = places.CACHE_ROOT / "losses"
+        folder = root / source_hash()[:16]
+        with suppress(OSError):
+            for old in root.iterdir() if not folder.exists() else ():
+                shutil.rmtree(old, ignore_errors=True)
+        return folder
 
 
 class Protocol(NamedTuple):
@@ -129,26 +188,29 @@ class Shelf(NamedTuple):
         runs: Finished ones, each with the slug of its submission; empty if it lies in none.
         boards: Read from a board's JSON.
         source: Where they are, in words.
+        is_there: Whether the place holds entries, be it of other tasks.
     """
 
     runs: list[tuple[str, Found]]
     boards: list[BoardTask]
     source: str
+    is_there: bool = True
 
 
-def shelf(against: Path | None, own: Iterable[Path]) -> Shelf:
-    """The entries below a folder or in a board's JSON; the committed ones unless told.
+def shelf(against: Path | None, own: Iterable[Found]) -> Shelf:
+    """The entries below a folder or in a board's JSON; the committed ones of the runs' tasks unless told.
 
     Args:
         against: Folder of runs or submissions, or file.
-        own: Directories of one's own runs, which are no rivals of themselves.
+        own: One's own runs, which are no rivals of themselves.
 
     Raises:
         UsageError: If there is no such folder or file, or the file is no board's JSON.
     """
     if against is not None and not against.is_dir():
         return Shelf([], [read_board(against)], str(against))
-    mine = {directory.resolve() for directory in own}
+    own = list(own)
+    mine = {run.directory.resolve() for run in own}
     struck = {slug for slug, word in words(STATUS).items() if word.struck}
     found: list[tuple[str, Found]] = []
     for folder in (SUBMISSIONS, RECORDS) if against is None else (against,):
@@ -156,13 +218,23 @@ def shelf(against: Path | None, own: Iterable[Path]) -> Shelf:
         taken = {run.record.task.identity for _, run in found if run.record}
         found += [
             (slug, run)
-            for run in (below(folder) if folder.is_dir() else ())
+            for run in (below(folder) if against is not None else _committed(folder, own))
             if run.record is not None
             and run.record.task.identity not in taken
             and run.directory.resolve() not in mine
             and ((slug := _slug(run.directory)) not in struck or folder != SUBMISSIONS)
         ]
-    return Shelf(found, [], "the committed entries" if against is None else str(against))
+    is_there = against is not None or SUBMISSIONS.is_dir() or RECORDS.is_dir()
+    return Shelf(found, [], "the committed entries" if against is None else str(against), is_there)
+
+
+def _committed(folder: Path, own: Iterable[Found]) -> Iterator[Found]:
+    """The committed runs of the tasks of one's own: their folders are named by the task."""
+    tasks = {run.record.task.identity for run in own if run.record is not None}
+    slugs = "*/" if folder == SUBMISSIONS else ""
+    for task in sorted(tasks):
+        for of_task in sorted(folder.glob(f"{slugs}{escape(task)}")):
+            yield from below(of_task)
 
 
 def _slug(run: Path) -> str:
@@ -171,7 +243,7 @@ def _slug(run: Path) -> str:
     return above[2].name if len(above) > 2 and (above[2] / MANIFEST).exists() else ""
 
 
-def rivals(shelf: Shelf, protocol: Protocol, task: Task) -> tuple[list[Rival], list[str]]:
+def rivals(shelf: Shelf, protocol: Protocol, task: Task | Measured) -> tuple[list[Rival], list[str]]:
     """The entries of a protocol, and a sentence on those of its task that are not of it.
 
     Args:
@@ -210,12 +282,14 @@ def rivals(shelf: Shelf, protocol: Protocol, task: Task) -> tuple[list[Rival], l
         if its.digest != protocol.digest:
             parts.append(f"on data {its.digest[:8]}, yours on {protocol.digest[:8]}")
         said.append(f"{protocol.task}: {count} runs in {shelf.source} are {', '.join(parts)}: not compared")
-    if not found and (shelf.runs or shelf.boards):
+    if not found and shelf.is_there:
         said.append(f"{protocol.task}: there is nothing in {shelf.source} to compare yours with")
     return found, said
 
 
-def rival(method: str, slug: str, runs: Iterable[Found], task: Task, is_own: bool = False) -> Rival:
+def rival(
+    method: str, slug: str, runs: Iterable[Found], task: Task | Measured, is_own: bool = False
+) -> Rival:
     """An entry made of finished runs, with their losses where their arrays are there.
 
     Raises:
@@ -234,7 +308,7 @@ def rival(method: str, slug: str, runs: Iterable[Found], task: Task, is_own: boo
     return Rival(method, slug, results, seed_matters(records[0][0]), is_own)
 
 
-def _losses(record: Record, directory: Path, task: Task) -> np.ndarray | None:
+def _losses(record: Record, directory: Path, task: Task | Measured) -> np.ndarray | None:
     if record.status != "completed" or (path := run_arrays(directory)) is None:
         return None
     arrays = read_arrays(directory, path)
@@ -288,7 +362,7 @@ class BoardTask(_OfBoard):
     higher_is_better: bool
     entries: Annotated[list[BoardEntry], pydantic.Field(max_length=10_000)]
 
-    def rivals(self, task: Task) -> list[Rival]:
+    def rivals(self, task: Task | Measured) -> list[Rival]:
         """The entries of the task, but for those that the board does not rank.
 
         Raises:
@@ -346,7 +420,7 @@ def read_board(path: Path) -> BoardTask:
 # ------------------------------------------------------------------------------------------- how they stand
 
 
-def stand(entries: Sequence[Rival], task: Task) -> Stood:
+def stand(entries: Sequence[Rival], task: Task | Measured) -> Stood:
     """How entries of one protocol stand; what cannot be compared with the others is said in the basis.
 
     Raises:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import dataclass, field
-from multiprocessing import get_all_start_methods, get_context
+from multiprocessing import active_children, get_all_start_methods, get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,8 +34,7 @@ from bench.leaderboard.rank.rows import Table, cleaned
 from bench.leaderboard.rank.standings import Computed, compute, recorded
 from bench.text import hidden, one_line
 
-RECORDS = Path(__file__).parent.parent / "records"
-"""Runs that the project keeps as evidence of its pages; the board shows and does not rank them."""
+RECORDS = layout.RECORDS
 STORE = "store"
 """Beside the folder of submissions: what maintainers say of them, and the store of their arrays."""
 _LARGEST_MANIFEST = 64 * 2**20
@@ -277,7 +277,10 @@ def _digest(content: bytes | None) -> str | None:
 def _computed(
     cache: Cache, jobs: Sequence[TaskCells], imports: Sequence[str], workers: int | None
 ) -> dict[tuple[str, str], tuple[Computed, str]]:
-    """Kind and task -> what it came to, from the cache where that has it, and its key."""
+    """Kind and task -> what it came to, from the cache where that has it, and its key.
+
+    A task is kept as soon as it is computed, so a build that is stopped goes on behind it.
+    """
     found: dict[tuple[str, str], tuple[Computed, str]] = {}
     missing = []
     for job in jobs:
@@ -286,31 +289,43 @@ def _computed(
             found[job.kind, job.task] = kept, key
         else:
             missing.append((job, key))
-    for (job, key), computed in zip(
-        missing, _all([job for job, _ in missing], imports, workers), strict=True
-    ):
-        cache.keep_task(key, computed)
-        found[job.kind, job.task] = computed, key
+    with closing(_each([job for job, _ in missing], imports, workers)) as computing:
+        for number, computed in computing:
+            job, key = missing[number]
+            cache.keep_task(key, computed)
+            found[job.kind, job.task] = computed, key
     return found
 
 
-def _all(jobs: Sequence[TaskCells], imports: Sequence[str], workers: int | None) -> Iterable[Computed]:
-    """Computes tasks, in processes of their own where that is worth it."""
+def _each(
+    jobs: Sequence[TaskCells], imports: Sequence[str], workers: int | None
+) -> Generator[tuple[int, Computed], None, None]:
+    """Computes tasks, in processes where that is worth it; gives each with its number when it is done."""
     if not jobs:
-        return []
+        return
     runs = sum(len(cell.runs) for job in jobs for cell in job.cells)
     if workers is None:
         workers = min(len(jobs), os.cpu_count() or 1) if runs >= _WORTH_PROCESSES else 1
     if workers <= 1:
         _prepare(imports)
-        return [_done(job) for job in jobs]
+        yield from ((number, _done(job)) for number, job in enumerate(jobs))
+        return
     is_forking = "forkserver" in get_all_start_methods()
     context = get_context("forkserver" if is_forking else "spawn")
     if is_forking:  # torch is imported once, by the server
         context.set_forkserver_preload(["bench.runs.runner"])  # type: ignore[attr-defined]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    others = set(active_children())
     with ProcessPoolExecutor(workers, context, _prepare, (tuple(imports),)) as pool:
-        return list(pool.map(_done, jobs))
+        try:
+            numbers = {pool.submit(_done, job): number for number, job in enumerate(jobs)}
+            for future in as_completed(numbers):
+                yield numbers[future], future.result()
+        except BaseException:  # whoever stops the build does not wait for tasks that nobody will keep
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in set(active_children()) - others:
+                process.terminate()
+            raise
 
 
 def _prepare(imports: Sequence[str]) -> None:

@@ -29,7 +29,6 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import special
-from scipy.spatial import distance
 
 from bench import randomness
 
@@ -143,6 +142,8 @@ def variances(parts: Parts) -> np.ndarray:
     """Variances `[P]` of all differences of two rows, in the order of `np.triu_indices`."""
     total = np.zeros(())
     for evidence, weights in parts:
+        from scipy.spatial import distance  # here, for its import takes a third of a second
+
         seeds, noise = (distance.pdist(weights, "sqeuclidean", w=w) for w in (evidence.seeds, evidence.noise))
         examples = distance.pdist(weights @ evidence.paired, "sqeuclidean") / (evidence.paired.shape[1] - 1)
         total = total + seeds + np.maximum(0, examples * evidence.share - noise)

@@ -498,6 +498,30 @@ def test_command_accepts_and_leaves_everything_as_it_was(honest, tmp_path, capfd
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
+def test_scores_of_class_predictions_take_no_torch(honest, monkeypatch):
+    """In a process of its own, where its greatest child's memory is that of the check."""
+    code = (
+        "import resource, sys\nfrom bench.leaderboard.check.verify import verify\n"
+        "print(verify(sys.argv[1]).code)\nprint(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(honest)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said, most = done.stdout.split()
+    assert said == "accepted"
+    assert int(most) < 400 * 2 ** (20 if sys.platform == "darwin" else 10)
+    asked = []
+
+    def needing_torch(question):
+        asked.append(question.kind)
+        if question.kind == "scores-by-numpy":
+            return children.Answer("checker-failed", "torch.zeros needs torch", None)
+        return children.Answer("accepted", "", "recomputed")
+
+    monkeypatch.setattr(verify, "ask", needing_torch)
+    assert verify.verify(honest).tier == "recomputed"
+    assert asked == ["structure", "scores-by-numpy", "scores"]
+
+
 def test_command_refuses_by_structure(honest, capfd):
     spoil(corpus.STRUCTURE["smoke"], honest)
     assert cli.main(["verify", str(honest), "--json"]) == 1
