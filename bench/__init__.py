@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from bench.system import shells as _shells  # noqa: F401  # before torch and Lightning, by whomever imported
-
 if TYPE_CHECKING:
     from bench.runs.folders import table
     from bench.runs.runner import load, run

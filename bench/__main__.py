@@ -10,6 +10,9 @@ def main() -> int:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # nothing is begun that would have to be cleaned up
         signal.signal(signal.SIGINT, lambda number, frame: os._exit(128 + number))
+    from bench.system import shells
+
+    shells.install()
     from bench import cli
 
     signal.signal(signal.SIGINT, before)

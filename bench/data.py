@@ -6,7 +6,6 @@ so two machines that load the same name compute on the same numbers.
 
 import contextlib
 import gzip
-import hashlib
 import os
 import struct
 import sys
