@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +17,7 @@ from typing import TextIO
 
 import bench
 from bench.commands.boards import board
+from bench.commands.checking import check
 from bench.commands.comparing import compare, list_runs
 from bench.commands.completion import show_script, typed
 from bench.commands.dashboard import wandb
@@ -29,7 +31,7 @@ from bench.commands.searching import sweep, tune
 from bench.commands.storing import store
 from bench.commands.submitting import submit
 from bench.commands.verifying import verify
-from bench.errors import BenchError, OutputError, UsageError
+from bench.errors import BenchError, NotImported, OutputError, UsageError
 from bench.runs.registry import nearest
 from bench.system.signals import stoppable
 from bench.text import escaped
@@ -49,6 +51,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "reference": (reference, "make runs of a sampler the reference of their task"),
     "sweep": (sweep, "run every cell of a grid"),
     "tune": (tune, "choose settings by validation data, within a budget"),
+    "check": (check, "hold a method or a task, your own too, to the laws"),
     "submit": (submit, "make a submission to the leaderboard of runs"),
     "store": (store, "bring, check or commit the arrays behind records"),
     "verify": (verify, "check a submission: its files, and its metrics computed again"),
@@ -60,17 +63,19 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command; returns the exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # where a terminal knows ASCII alone
     try:
         with stoppable(last=arguments is None) as stop:
             try:
-                return _called(sys.argv[1:] if arguments is None else arguments)
+                return _called(words)
             finally:
                 sys.stdout.flush()
     except BenchError as error:
-        _tell(error)
+        line = shlex.join(["bench", *words, "--import", getattr(error, "name", "")])
+        _tell(f"{error}; the whole line: {line}" if isinstance(error, NotImported) else error)
         return error.exit_code
     except BrokenPipeError:
         _discard(sys.stdout)

@@ -16,6 +16,19 @@ class UsageError(BenchError):
     exit_code = 2
 
 
+class NotImported(UsageError):
+    """A record names a class outside the suite, whose code nobody has said to run; exit code 2.
+
+    Args:
+        message: What is wrong.
+        name: `package.module:Class`.
+    """
+
+    def __init__(self, message: str, name: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
 class Busy(UsageError):
     """Another process has the folder to itself; exit code 2."""
 

@@ -1,4 +1,4 @@
-"""What all tests share: one thread, an ear for Ctrl-C, helper modules importable as `conformance.laws`."""
+"""What all tests share: one thread, an ear for Ctrl-C, helper modules importable as `conformance.moons`."""
 
 import gc
 import os
@@ -13,7 +13,7 @@ import torch
 from bench.leaderboard.evidence.store import NotAtHand
 
 sys.path.append(str(Path(__file__).parent))
-pytest.register_assert_rewrite("conformance.laws")
+pytest.register_assert_rewrite("bench.laws")
 
 
 # A shell that starts the tests in the background has them, and all that they start, ignore Ctrl-C.

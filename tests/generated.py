@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 
 from bench import tables
-from bench.cifar import SOURCES as CIFAR
+from bench.laws.truth import small_cifar as cifar
+
+__all__ = ["cifar", "table", "with_other_targets", "write_public"]
 
 
 def table(name: str, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -47,15 +49,3 @@ def with_other_targets(known: tables.Table, rows: np.ndarray) -> tables.Table:
     targets = known.targets.copy()
     targets[rows] = targets[rows][::-1]
     return replace(known, targets=targets)
-
-
-def cifar(name, data_dir=None, train=1000, test=500):
-    """In place of `bench.cifar.load`: classes that differ in brightness."""
-    g = np.random.default_rng(4)
-    found = {}
-    for part, size in (("train", train), ("test", test)):
-        labels = g.permutation(np.arange(size) % CIFAR[name].classes).astype(np.uint8)
-        bright = 200 * labels[:, None, None, None] // CIFAR[name].classes
-        images = bright + g.integers(0, 50, (size, 3, 32, 32))
-        found |= {f"{part}_inputs": images.astype(np.uint8), f"{part}_labels": labels}
-    return found

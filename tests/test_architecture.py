@@ -46,7 +46,7 @@ ORDER = (
     ("bench/methods", "bench/tasks", "bench/peers.py"),
     ("bench/engine",),
     ("bench/runs",),
-    ("bench/sweep", "bench/leaderboard/evidence"),
+    ("bench/sweep", "bench/laws", "bench/leaderboard/evidence"),
     ("bench/leaderboard/check",),
     ("bench/leaderboard/rank",),
     ("bench/leaderboard/site",),
@@ -249,7 +249,7 @@ def test_a_newcomer_sees_at_the_root_what_methods_and_tasks_import():
     assert inside - vocabulary <= {
         *("__init__", "__main__", "cli", "py.typed"),  # the package and its command
         *("problem", "peers"),  # parts of the contract, and its strangers
-        *("system", "photographs", "engine", "runs", "sweep", "commands"),
+        *("system", "photographs", "engine", "runs", "sweep", "laws", "commands"),
         *("methods", "tasks", "leaderboard"),  # links
     }
 
@@ -416,6 +416,12 @@ def test_no_function_or_class_is_too_long_to_be_read():
 )
 def test_few_files_know_a_logger(package, files):
     assert knowing(package) == files
+
+
+def test_no_file_needs_the_tools_of_tests():
+    """The laws are held from an installed wheel, which brings no pytest."""
+    assert not knowing("pytest")
+    assert not knowing("hypothesis")
 
 
 def test_tasks_know_no_optimiser_and_the_leaderboard_no_engine():

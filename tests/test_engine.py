@@ -14,7 +14,6 @@ import pytorch_lightning as pl
 import torch
 import toys
 from conformance import problems
-from conformance.problems import OnDisk
 from torch.utils.data import TensorDataset
 
 import bench
@@ -26,6 +25,7 @@ from bench.engine import trainer, watch
 from bench.engine.engine import Engine, TrainerOptions
 from bench.engine.spreading import FitRequest
 from bench.errors import Diverged, OutputError, UsageError
+from bench.laws.problems import OnDisk
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
 from bench.runs import registry

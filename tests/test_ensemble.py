@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from conformance import laws, problems
-from conformance.laws import Case
 from plans import resolved
 from torch.testing import assert_close
 
@@ -16,6 +15,7 @@ from bench.divergence import log_prob
 from bench.engine.ensemble import Ensemble, MemberPriors
 from bench.engine.spreading import FitRequest
 from bench.errors import UsageError
+from bench.laws.methods import Case
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
 from bench.runs import registry

@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 import pytest
 import torch
 from conformance import problems
-from conformance.problems import OnDisk
 from test_engine import BUDGET, CPU, digest, make
 from torch.testing import assert_close
 from torch.utils.data import TensorDataset
@@ -15,6 +14,7 @@ from bench.batches import batches
 from bench.contract import Budget
 from bench.engine.engine import TrainerOptions
 from bench.errors import UsageError
+from bench.laws.problems import OnDisk
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
 from bench.runs.setup import _DECIDING

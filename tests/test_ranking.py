@@ -642,3 +642,51 @@ def test_committed_report_keeps_its_targets_but_for_one_row(worlds):
     assert (missed["entries"], missed["seeds"], missed["share"]) == (20, 3, 0.1)
     assert missed["ranks"] > 0.92
     assert missed["ranks by Sidak"] < 0.85
+
+
+def of_variance(mean, sd, count, rng):
+    """So many values of exactly this mean and standard deviation (correction 1)."""
+    values = rng.standard_normal(count)
+    return mean + sd * (values - values.mean()) / values.std(ddof=1)
+
+
+@pytest.mark.parametrize(("distance", "sds"), [(0.1, (0.2, 0.2)), (0.2, (0.3, 0.05)), (0.05, (0.1, 0.1))])
+def test_so_many_more_seeds_separate_two_entries_and_one_less_does_not(distance, sds):
+    """With as many seeds of the same means and variances, by the ranking and by Welch's formula."""
+    rng = np.random.default_rng(0)
+
+    def standing(counts):
+        return rank(
+            [
+                Entry(name, [Replicate(float(v)) for v in of_variance(mean, sd, count, rng)])
+                for name, mean, sd, count in zip("ab", (0, distance), sds, counts, strict=True)
+            ],
+            True,
+        )
+
+    more = standing((3, 5)).seeds_to_separate("a", "b")
+    assert more == int(more) > 0
+    for extra, is_separated in ((more, True), (more - 1, False)):
+        counts = np.array([3 + extra, 5 + extra]).astype(int)
+        found = standing(counts).difference("a", "b")
+        assert bool(found.sign()) == is_separated
+        parts = np.square(sds) / counts
+        freedom = parts.sum() ** 2 / (parts**2 / (counts - 1)).sum()
+        welch = stats.t.ppf(0.975, freedom) * parts.sum() ** 0.5
+        assert (welch < distance) == is_separated
+
+
+def test_no_number_of_seeds_separates_what_the_examples_leave_open():
+    """Separated entries need none; splits that overlap are no seeds."""
+    rng = np.random.default_rng(1)
+    examples = rng.normal(size=20)
+    losses = {"a": 0 * examples, "b": examples - examples.mean() + 0.05}
+    entries = [
+        Entry(name, [Replicate(float(x.mean()), x) for x in (row + 1e-4 * s for s in range(5))])
+        for name, row in losses.items()
+    ]
+    assert rank(entries, True).seeds_to_separate("a", "b") == np.inf
+    far = [Entry(n, [Replicate(m + 0.1 * s) for s in range(3)]) for n, m in (("a", 0), ("b", 9))]
+    assert rank(far, True).seeds_to_separate("a", "b") == 0
+    near = [Entry(n, [Replicate(v) for v in values]) for n, values in (("a", (0, 1, 2)), ("b", (1, 0, 2.5)))]
+    assert rank(near, True, test_to_train=0.1).seeds_to_separate("a", "b") is None

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 import torch
 import toys
-from conformance.laws import Case
 from plans import resolved
 
 import bench
 from bench import cli, metrics, randomness
 from bench.data import array_digest
 from bench.errors import BenchError, Diverged, OutputError, UsageError
+from bench.laws.methods import Case
 from bench.leaderboard.evidence import entries
 from bench.runs import claim, records, registry, runner, setup
 from bench.runs.plan import Plan

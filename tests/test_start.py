@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import cli, data
+from bench import cli
 from bench.commands import running
 from bench.engine.engine import TrainerOptions
 from bench.leaderboard.evidence.submission import OURS, RECORDS, SUBMISSIONS

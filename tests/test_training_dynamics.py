@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from conformance.laws import assert_mean_is
 
 from bench.comparison import FinishedRun
 from bench.contract import Batch
 from bench.divergence import log_prob
 from bench.engine.engine import Engine, TrainerOptions
+from bench.laws.methods import assert_mean_is
 from bench.methods import mfvi, radial
 from bench.tasks.training_dynamics import COLUMNS, Settings, TrainingDynamics
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -100,12 +101,12 @@ def compare(arguments: list[str]) -> None:
     for protocol, group in groupby(found, lambda line: line.protocol):
         of_protocol = list(group)
         for metric in _metrics(of_protocol, chosen.metric):
-            rows, sentences = _compared(of_protocol, metric, others)
+            rows, sentences, notes = _compared(of_protocol, metric, others)
             everything += rows
             if chosen.format == "table":
                 first = of_protocol[0].records[0]
                 output.print(plain(f"{protocol}: {in_words(first, metric)}"), soft_wrap=True)
-                _print_rows(rows, sentences)
+                _print_rows(rows, sentences, notes)
     if chosen.format != "table":
         in_full = chosen.format in ("csv", "json")
         write(everything if in_full else _named(everything), chosen.format, aside=_ASIDE)
@@ -151,22 +152,24 @@ def _others(against: str | None, own: list[Found]) -> Shelf:
     return others
 
 
-def _compared(of_protocol: list[Line], metric: str, others: Shelf) -> tuple[list[Row], list[str]]:
-    """The table of a protocol in one metric, and sentences on it: of the main one where others stand too."""
+def _compared(of_protocol: list[Line], metric: str, others: Shelf) -> tuple[list[Row], list[str], list[str]]:
+    """The table of a protocol in one metric; of the main one sentences on one's own methods, and notes."""
     first = of_protocol[0].records[0]
     if metric == first.task.main_metric and (task := _ranking(first)) is not None:
         return _standing(of_protocol, others, task)
-    return [_mean(line, metric) for line in of_protocol], []
+    return [_mean(line, metric) for line in of_protocol], [], []
 
 
-def _print_rows(rows: list[Row], sentences: list[str]) -> None:
-    """Prints a table and what is to be said of it; a note that a sentence holds is no column."""
-    complete = not any(row["diverged"] or row["failed"] for row in rows)
-    hidden = ("note",) if sentences else ()
-    counts = ("diverged", "failed") if complete else ()
-    output.print(drawn(_named(rows), output.width, without=(*_ASIDE, *_IN_HEADING, *hidden, *counts)))
+def _print_rows(rows: list[Row], sentences: list[str], notes: list[str]) -> None:
+    """Prints what was asked for, the table, and its notes; one that is written out is no column."""
     for sentence in sentences:
         output.print(plain(sentence), soft_wrap=True)
+    complete = not any(row["diverged"] or row["failed"] for row in rows)
+    hidden = ("note",) if notes or sentences else ()
+    counts = ("diverged", "failed") if complete else ()
+    output.print(drawn(_named(rows), output.width, without=(*_ASIDE, *_IN_HEADING, *hidden, *counts)))
+    for note in notes:
+        output.print(plain(note), soft_wrap=True)
     output.print()
 
 
@@ -244,8 +247,8 @@ def _ranking(first: Record) -> Measured | None:
     return task
 
 
-def _standing(lines: Sequence[Line], others: Shelf, task: Measured) -> tuple[list[Row], list[str]]:
-    """The table of a protocol with one's own methods in it, and a sentence on each of them."""
+def _standing(lines: Sequence[Line], others: Shelf, task: Measured) -> tuple[list[Row], list[str], list[str]]:
+    """The table of a protocol with one's own methods in it, a sentence on each of them, and notes."""
     from bench.leaderboard.rank.against import Protocol, rival, rivals, stand
 
     first, metric = lines[0].records[0], task.spec.metrics[task.spec.main_metric]
@@ -291,11 +294,12 @@ def _standing(lines: Sequence[Line], others: Shelf, task: Measured) -> tuple[lis
             }
         )
     sentences = [_sentence(mine.key, stood, first, metric) for mine in own if mine.key in stood.rivals]
+    notes = []
     if len(compared) > 1:
-        sentences.append(f"differences hold all at once with 95%, for {stood.basis}")
+        notes.append(f"differences hold all at once with 95%, for {stood.basis}")
     for note in dict.fromkeys(row["note"] for row in rows if row["note"]):
-        sentences.append(f"{note}: {', '.join(str(row['entry']) for row in rows if row['note'] == note)}")
-    return rows, sentences
+        notes.append(f"{note}: {', '.join(str(row['entry']) for row in rows if row['note'] == note)}")
+    return rows, sentences, notes
 
 
 def _sentence(mine: str, stood: Stood, first: Record, metric: Metric) -> str:
@@ -312,11 +316,20 @@ def _sentence(mine: str, stood: Stood, first: Record, metric: Metric) -> str:
     difference = stood.standing.difference(mine, rivals[0])
     shows = difference.sign() * (1 if metric.higher_is_better else -1)
     verdict = {1: "better", -1: "worse", 0: "no difference shown"}[shows]
+    if not shows and (more := stood.standing.seeds_to_separate(mine, rivals[0])) is not None:
+        verdict += f" ({_more_seeds(more)})"
     return (
         f"{mine} against {stood.rivals[rivals[0]].name}, the best other, on {task.identity}: "
         f"{'+' if difference.centre > 0 else ''}{interval(difference)} {metric.unit} of {task.main_metric}, "
         f"{direction(metric)} is better: {verdict}; {rank}"
     )
+
+
+def _more_seeds(more: float) -> str:
+    """How many more seeds would show a difference of the size found."""
+    if math.isinf(more):
+        return "no number of seeds would show one of this size: the test examples are too few"
+    return f"{more:.0f} more seed{'s' * (more > 1)} of both would show one of this size"
 
 
 def _range(ranks: tuple[int, int]) -> str:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 ASIDE = ("directory", "main")
 """Columns of `metric_rows` that are for programs."""
+_SHOWN = 6
+"""Metrics of a record that are printed unless all are asked for: the main one and five more."""
 _GONE = "no metric of the task as it is now"
 
 
@@ -62,18 +64,22 @@ def _runs(names: list[str]) -> list[Path]:
     return once
 
 
-def print_record(directory: Path, console: Console) -> None:
-    """Prints the record of a run: metrics, cost, and how far its samplers mixed."""
+def print_record(directory: Path, console: Console, every: bool = False) -> None:
+    """Prints the record of a run: its first metrics or every one, cost, and how far its samplers mixed."""
     from bench.runs.records import read_record
     from bench.spec import mixed
 
     record = read_record(directory)
     title = f"{record.method.identity} on {record.task.identity}, {record.preset}, seed {record.seed}"
     console.print(plain(f"{title}: {record.status}"), soft_wrap=True)
-    rows = metric_rows(directory, record)
+    rows = sorted(metric_rows(directory, record), key=lambda row: not row["main"])
+    left = 0 if every else len(rows[_SHOWN:])
+    rows = rows[: len(rows) - left]
     marked = [row | {"metric": f"{row['metric']} (main)"} if row["main"] else row for row in rows]
     without = ("directory", "task", "method", "preset", "seed", "status", "main")
     console.print(drawn(marked, console.width, without=without))
+    if left:
+        console.print(plain(f"{left} more metrics: bench show {directory} --all"), soft_wrap=True)
     if unknown := metrics_of(record)[1]:
         console.print(plain(f"units and directions are not known here: {unknown}"), soft_wrap=True)
     steps = sum(fit.steps for fit in record.fits)
@@ -123,6 +129,9 @@ def show(arguments: list[str]) -> None:
     """Prints the records of runs below each other."""
     parser = Parser("bench show", description="Show the records of runs.")
     parser.add_argument("RUN", nargs="+", type=str, help="directory of a run")
+    parser.add_argument(
+        "--all", action="store_true", help="every metric, where a task has more than the six that are shown"
+    )
     add_imports(parser)
     add_format(parser)
     chosen = parser.parse_args(arguments)
@@ -137,7 +146,7 @@ def show(arguments: list[str]) -> None:
     for position, directory in enumerate(records):
         if position:
             output.print()
-        print_record(directory, output)
+        print_record(directory, output, chosen.all)
 
 
 def draw(arguments: list[str]) -> None:

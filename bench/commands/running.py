@@ -47,7 +47,7 @@ def _words(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         elif "=" in argument:
             flag, _, value = argument.partition("=")
             flags[flag] = value
-        elif argument not in ("--force", "--dry-run", "--help", "-h", "--print_config"):
+        elif argument not in ("--force", "--dry-run", "--all", "--help", "-h", "--print_config"):
             flags[argument] = next(rest, "")
     return words, flags
 
@@ -96,6 +96,9 @@ def _run_parser(method: str | None, task: str | None, preset: str) -> Parser:
         "--dry-run",
         action="store_true",
         help="tell what the run will cost, from a few of its steps; write nothing",
+    )
+    parser.add_argument(
+        "--all", action="store_true", help="end with every metric, not with the main one and five more"
     )
     add_format(parser)
     if method is not None and task is not None:
@@ -163,7 +166,7 @@ def run(arguments: list[str]) -> None:
         done = runner.execute(plan, (observer,))
     if done.is_first_process:
         with suppress(OSError):  # nobody reads it any more; the run stands
-            print_record(done.directory, errors)
+            print_record(done.directory, errors, chosen.all)
         if chosen.format == "table":
             output.print(str(done.directory), soft_wrap=True)
         else:

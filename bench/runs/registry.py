@@ -27,7 +27,7 @@ from pydantic.dataclasses import is_pydantic_dataclass
 
 import bench.methods
 import bench.tasks
-from bench.errors import BenchError, UsageError
+from bench.errors import BenchError, NotImported, UsageError
 from bench.settings import CODE, build
 from bench.system.names import declared
 from bench.text import one_line
@@ -317,8 +317,9 @@ def _find(name: str, kind: str, known: Entries) -> Entry:
 
         if name in imported:
             raise UsageError(f"'{name}' is no {base_of(kind).__name__} of bench.contract")
-        raise UsageError(
-            f"the {kind} '{name}' is not part of this suite: --import {name} runs its code, if you trust it"
+        raise NotImported(
+            f"the {kind} '{name}' is not part of this suite: --import {name} runs its code, if you trust it",
+            name,
         )
     cls, module = _own[name]
     base = base_of(kind)

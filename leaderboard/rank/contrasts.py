@@ -21,6 +21,7 @@ by parametric bootstrap.
 
 from __future__ import annotations
 
+import bisect
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +41,8 @@ _WORLDS = 1000
 _TINY = 1e-300
 _BLOCK = 2**15
 """Numbers made at once: they stay in the processor's cache."""
+_MOST_SEEDS = 100_000
+"""More that this are as good as none."""
 _MANY = 100
 """Rows from which on threads are worth their start."""
 
@@ -56,6 +59,7 @@ class Evidence:
         noise: `[k]`, variance by the noise of single losses.
         paired: `[k, N]`, what entries are paired on, less its mean: losses of examples, or values of splits.
         share: Variance of the mean of such a row over that of a number in it.
+        of_overlap: Whether they are values of splits that overlap, and not of seeds.
     """
 
     names: tuple[str, ...]
@@ -65,6 +69,7 @@ class Evidence:
     noise: np.ndarray
     paired: np.ndarray
     share: float
+    of_overlap: bool = False
 
     @classmethod
     def of_seeds(
@@ -94,7 +99,55 @@ class Evidence:
         k, count = splits.shape
         means = splits.mean(1)
         nothing, share = np.zeros(k), 1 / count + test_to_train
-        return cls(tuple(values), means, nothing, np.full(k, np.inf), nothing, splits - means[:, None], share)
+        return cls(
+            tuple(values), means, nothing, np.full(k, np.inf), nothing, splits - means[:, None], share, True
+        )
+
+    def more_seeds(self, first: str, second: str, distance: float, reach: float) -> float | None:
+        """How many more seeds of each of two entries make the reach of their interval less than a distance.
+
+        With m more seeds an entry's variance by seeds is S / (S + m) times what it was, with m more degrees
+        of freedom; that by examples stays. The level is that of the interval found, skewness left out.
+
+        Args:
+            first: Name of an entry.
+            second: Of the other.
+            distance: Between their means, 0 or more.
+            reach: From the difference to the limit on the side of 0, as it is now.
+
+        Returns:
+            A whole number, or infinity; None where values are of splits, or nothing varies.
+        """
+        if self.of_overlap:
+            return None
+        pair = [self.names.index(name) for name in (first, second)]
+        freedom, seeds, count = self.freedom[pair], self.seeds[pair], self.paired.shape[1]
+        away = self.paired[pair[0]] - self.paired[pair[1]]
+        examples = max(0.0, (away**2).sum() / (count - 1) * self.share - self.noise[pair].sum())
+
+        def width(more: float) -> tuple[float, float]:
+            """Variance of the difference, and its degrees of freedom."""
+            grown = np.where(np.isfinite(freedom), freedom + more, np.inf)
+            part = np.where(np.isfinite(freedom), seeds * (freedom + 1) / (freedom + 1 + more), seeds)
+            variance = float(part.sum() + examples)
+            imprecision = float((part**2 / grown).sum() + examples**2 / (count - 1))
+            return variance, variance**2 / imprecision if imprecision else np.inf
+
+        variance, known = width(0)
+        if not variance:
+            return None
+        level = special.stdtr(known, reach / np.sqrt(variance))
+
+        def separates(more: float) -> bool:
+            variance, known = width(more)
+            return bool(special.stdtrit(known, level) * np.sqrt(variance) < distance)
+
+        most = 1
+        while not separates(most):
+            most *= 2
+            if most > _MOST_SEEDS:
+                return np.inf
+        return bisect.bisect_left(range(most), True, key=separates)
 
     def worlds(self, generator: np.random.Generator) -> np.ndarray:
         """Worlds where every true mean is 0, `[3, k, B]`.

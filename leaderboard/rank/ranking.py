@@ -102,6 +102,20 @@ class Standing:
         centre = cells[first].centre - cells[second].centre
         return Interval(centre, self.low[i, j], self.high[i, j], f"{len(cells)} entries at once")
 
+    def seeds_to_separate(self, first: str, second: str) -> float | None:
+        """How many more seeds of both would separate two entries, if nothing but the width changed.
+
+        0 where they are separated; infinity where the test examples alone leave the difference open. None
+        where the evidence is not one of seeds, or nothing varies.
+        """
+        found = self.difference(first, second)
+        if self.evidence is None or not np.isfinite(found.low):
+            return None
+        if found.sign():
+            return 0
+        reach = found.centre - found.low if found.centre > 0 else found.high - found.centre
+        return self.evidence.more_seeds(first, second, abs(found.centre), reach)
+
 
 @dataclass(frozen=True, eq=False)
 class Overall:

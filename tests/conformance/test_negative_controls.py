@@ -9,19 +9,19 @@ import numpy as np
 import pages
 import pytest
 import torch
-from conformance import laws, problems
-from conformance.laws import Case
 
 from bench.batches import StoredBatches
 from bench.contract import Budget
 from bench.divergence import log_prob
 from bench.engine import checkpoints
+from bench.laws.methods import Case
 from bench.methods.linear import Linear
 from bench.methods.map import MAP
 from bench.methods.mc_dropout import MCDropout
 from bench.methods.mfvi import MFVI
 from bench.priors import normal_tensor
 from bench.weights import forward
+from conformance import laws, problems
 
 Langevin = pages.module("adding-a-method.md", "methods/langevin.py").Langevin
 """The sampler of the page, from which the controls of the law of exactness are made."""

@@ -8,7 +8,6 @@ UCI tables that are missing are made up in their published layout, and so are sm
 file (`tests/given.py`).
 """
 
-import math
 import re
 import sys
 import time
@@ -25,7 +24,6 @@ import numpy as np
 import pytest
 import torch
 import toys
-from conformance import truth
 from drawn import half_counts, names_in_legends, texts, unnamed
 from given import GIVEN, flags
 from plans import resolved
@@ -33,15 +31,16 @@ from published import need, of_task
 
 import bench
 from bench import cifar, cli, data, figures, tables
-from bench.contract import CAPABILITIES, Row, Undefined
 from bench.data import array_digest
 from bench.errors import BenchError, UsageError
+from bench.laws import tasks
 from bench.photographs import photographs
 from bench.runs import records, registry, resolution
 from bench.runs.registry import misleads
 from bench.runs.runner import finished, load_scores
 from bench.spec import misfit
 from bench.studies import references
+from conformance import truth
 
 EMBEDDED = [name for name, source in data.SOURCES.items() if not source.files]
 EMBEDDED += [name for name, source in tables.SOURCES.items() if not source.folder]
@@ -189,29 +188,10 @@ def test_tasks_are_discovered():
 
 
 @every_name
-def test_spec_is_complete(name):
-    """A leaderboard can be made of it; it needs no data."""
-    spec = make(name).spec
-    assert spec.main_metric in spec.metrics
-    assert not spec.metrics[spec.main_metric].may_be_undefined
-    assert spec.validation_metric is None or spec.validation_metric in spec.metrics
-    assert spec.version >= 1
-    assert spec.min_seeds >= 1
-    assert spec.question.endswith("?")
-    assert len(spec.source) > 5
-    assert spec.requires <= CAPABILITIES.keys()
-    assert spec.self_reported <= spec.metrics.keys()
-    for metric_name, metric in spec.metrics.items():
-        assert metric_name.replace("_", "").isalnum()
-        assert metric_name == metric_name.lower()
-        assert metric.best != metric.worst
-        assert not math.isnan(metric.best)
-        assert not math.isnan(metric.worst)
-        assert metric.higher_is_better == (metric.best > metric.worst)
-        assert metric.description
-        assert metric.unit
-        if metric.unit == "fraction":
-            assert {metric.best, metric.worst} <= {-1, 0, 1}
+@pytest.mark.parametrize("law", tasks.OF_WORDS, ids=lambda law: law.__name__)
+def test_law_of_words(law, name):
+    """What a task says; it needs no data."""
+    law(make(name))
 
 
 def test_ranked_tasks_name_two_anchors_that_they_take():
@@ -225,15 +205,6 @@ def test_ranked_tasks_name_two_anchors_that_they_take():
         for anchor in (spec.baseline, spec.reference):
             chosen = resolved(anchor, name, "standard")  # refuses what lacks a capability
             assert (chosen.task_identity, chosen.method_identity) == (name, anchor)
-
-
-@every_name
-def test_file_says_what_would_mislead(name):
-    """Reports and pages show it beside the numbers."""
-    said = misleads(registry.task(name).cls)
-    assert len(said.split()) >= 10
-    assert said.endswith(".")
-    assert "\n" not in said
 
 
 def test_law_catches_a_file_that_does_not_say_what_would_mislead():
@@ -306,82 +277,25 @@ def test_every_setting_is_part_of_the_identity(name, flag):
 
 
 @every_task
-def test_score_gives_the_metrics_of_the_spec_within_their_ranges(name, runs):
-    done = runs(name)
-    task, arrays = load_scores(done.directory)
+@pytest.mark.parametrize("law", tasks.OF_RUNS, ids=lambda law: law.__name__)
+def test_law_of_runs(law, name, runs):
+    """What a finished run left, and the scores of it."""
+    law(*load_scores(runs(name).directory))
+
+
+@every_task
+def test_record_has_the_scores_of_the_arrays(name, runs):
+    directory, record, _ = runs(name)
+    task, arrays = load_scores(directory)
     scores = task.score(arrays)
-    assert scores.keys() == task.spec.metrics.keys()
-    for metric_name, value in scores.items():
-        metric = task.spec.metrics[metric_name]
-        if isinstance(value, Undefined):
-            assert metric.may_be_undefined
-            assert value.reason
-        else:
-            assert type(value) is float
-            assert min(metric.best, metric.worst) <= value <= max(metric.best, metric.worst), metric_name
-
-
-@every_task
-def test_score_is_pure(name, runs, monkeypatch):
-    """From the arrays alone, on a task that can reach no data, changing nothing, and again the same."""
-    done = runs(name)
-    for module, reader in ((data, "load"), (cifar, "load"), (tables, "load"), (photographs, "prepared")):
-        monkeypatch.setattr(module, reader, lambda *_: pytest.fail("score read the data"))
-    monkeypatch.setattr(references, "read", lambda *_: pytest.fail("score read a reference"))
-    task, arrays = load_scores(done.directory)
-    for array in arrays.values():
-        array.flags.writeable = False
-    torch.manual_seed(1)
-    first = task.score(arrays)
-    torch.manual_seed(2)
-    assert task.score(arrays) == first
-    assert records.split_metrics(first, task.spec) == (done.record.metrics, done.record.undefined)
-    assert array_digest(arrays) == done.record.provenance.arrays_digest
-    backwards = dict(reversed(arrays.items()))
-    assert task.score(backwards) == first
-
-
-@every_task
-def test_score_depends_on_the_targets(name, runs):
-    """A score that ignores the truth, or one array of it, would pass every other law."""
-    task, arrays = load_scores(runs(name).directory)
-    score = task.score(arrays)
-    for key in make(name).targets():
-        moved = np.roll(arrays[key], arrays[key].shape[-1] // 2, axis=-1)
-        assert (moved != arrays[key]).any(), key
-        assert task.score(arrays | {key: moved}) != score, key
+    assert records.split_metrics(scores, task.spec) == (record.metrics, record.undefined)
+    assert array_digest(arrays) == record.provenance.arrays_digest
 
 
 def test_law_catches_a_run_that_reads_the_targets(tmp_path):
     """Negative control: such a task fails under the runner."""
     with pytest.raises(BenchError, match="the targets of a task are not to be read by its run"):
         bench.run("mfvi", "toys:Peeks", out=tmp_path)
-
-
-def losses_are_of_the_main_metric(task, arrays):
-    """Their mean is the main metric, and two test targets that change places move no loss but their own."""
-    losses, main = task.losses(arrays), task.spec.main_metric
-    if losses is None:
-        return
-    (key,) = set(arrays) & {"labels", "targets"}
-    assert losses.shape == arrays[key].shape[:1]
-    assert losses.mean() == pytest.approx(task.score(arrays)[main], rel=1e-12)
-    first, *others = np.random.default_rng(0).permutation(arrays[key].shape[-1])
-    for second in others:
-        swapped = arrays[key].copy()
-        part = swapped if swapped.ndim == 1 else swapped[0]  # of splits, within the first
-        part[[first, second]] = part[[second, first]]
-        moved = task.losses(arrays | {key: swapped})
-        if (moved != losses).any():
-            break
-    assert (moved != losses).any()
-    assert set(np.flatnonzero(moved != losses)) <= ({first, second} if part is swapped else {0})
-    assert moved.mean() == pytest.approx(task.score(arrays | {key: swapped})[main], rel=1e-12)
-
-
-@every_task
-def test_losses_are_of_the_main_metric(name, runs):
-    losses_are_of_the_main_metric(*load_scores(runs(name).directory))
 
 
 @pytest.mark.parametrize(
@@ -396,21 +310,11 @@ def test_losses_are_of_the_main_metric(name, runs):
 def test_law_catches_losses_of_no_example(cheat, runs, monkeypatch):
     """Negative controls on split_digits."""
     task, arrays = load_scores(runs("split_digits").directory)
-    losses_are_of_the_main_metric(task, arrays)
+    tasks.losses_are_of_the_main_metric(task, arrays)
     honest = task.losses
     monkeypatch.setattr(task, "losses", lambda arrays: cheat(honest(arrays)), raising=False)
     with pytest.raises(AssertionError):
-        losses_are_of_the_main_metric(task, arrays)
-
-
-@every_task
-def test_arrays_are_small_and_of_plain_kinds(name, runs):
-    arrays = records.read_arrays(runs(name).directory)
-    for array in arrays.values():
-        assert array.dtype.kind in "uif"
-        assert np.isfinite(array).all()
-    assert sum(array.nbytes for array in arrays.values()) <= 4 * 2**20
-    assert make(name).targets().keys() <= arrays.keys()
+        tasks.losses_are_of_the_main_metric(task, arrays)
 
 
 def told(arrays):
@@ -419,19 +323,13 @@ def told(arrays):
 
 
 @every_task
-def test_arrays_are_those_that_the_task_names(name, runs):
-    """Of ranked tasks: names, types, axes and sizes; log-probabilities are normalised."""
+def test_law_catches_arrays_of_another_layout(name, runs):
+    """Negative controls: an array that is missing, of another type, with other axes, or one too many."""
     task, arrays = load_scores(runs(name).directory)
     layouts = task.layouts()
     if layouts is None:
-        assert not task.spec.ranked
         return
-    assert misfit(layouts, told(arrays)) is None
-    for key, layout in layouts.items():
-        if layout.is_log_probs:
-            total = np.exp(arrays[key].astype(float)).sum(-1)
-            np.testing.assert_allclose(total, 1, atol=2e-3)
-    for key, array in arrays.items():  # negative controls
+    for key, array in arrays.items():
         others = {other: kind for other, kind in told(arrays).items() if other != key}
         assert misfit(layouts, others) == f"the array {key} is missing"
         for cheat in (array.astype(complex), array[None], array[..., :0], array[:, None]):
@@ -455,17 +353,6 @@ def test_law_catches_samples_that_are_counted_otherwise_than_they_are():
         for rows in (1, 44):
             found["mean"], found["variance"] = ("float16", (2, samples, 44)), ("float32", (2, widths, rows))
             assert (misfit(layouts, found) is None) == is_right
-
-
-@every_task
-def test_curves_are_finite(name, runs):
-    task, arrays = load_scores(runs(name).directory)
-    rows = task.curves(arrays)
-    for row in rows:
-        assert isinstance(row, Row)
-        assert math.isfinite(row.x)
-        assert math.isfinite(row.value)
-    assert len({row[:3] for row in rows}) == len(rows)
 
 
 @every_protocol

@@ -7,7 +7,7 @@ import eyes
 import numpy as np
 import pytest
 import torch
-from conformance import moons, truth
+from given import GIVEN
 from torch.utils.data import TensorDataset
 
 from bench.contract import Budget
@@ -18,6 +18,7 @@ from bench.studies import active
 from bench.tasks.active_learning import ActiveLearning
 from bench.tasks.split_mnist import SplitMNIST
 from bench.tasks.uci_regression import UCIRegression
+from conformance import moons, truth
 
 
 def once_a_file():
@@ -35,14 +36,7 @@ def test_held_out_truth_moves_nothing_else(name, monkeypatch, tmp_path):
     entry = registry.task(name)
     if entry.fixed.get("dataset") in photographs.SOURCES:
         monkeypatch.setenv("BENCH_DATA", str(eyes.write_all(tmp_path)))
-    if truth.is_closed_form(entry):
-        truth.nothing_moves_anything(entry.cls, truth.smallest(entry))
-        return
-    if entry.file in truth.NOTHING_PREDICTED:
-        truth.held_out_data_move_nothing(entry.cls, truth.smallest(entry))
-        return
-    weighed = truth.WEIGHED_IN_THE_RUN.get(entry.file, set())
-    truth.the_held_out_truth_moves_nothing_else(entry.cls, truth.smallest(entry), weighed)
+    truth.held_out_truth_is_only_scored(entry, GIVEN.get(name))
 
 
 def test_law_passes_a_sound_task():

@@ -11,7 +11,6 @@ from functools import partial
 import pytest
 import torch
 from conformance import laws, problems
-from conformance.laws import Case
 from oracles import linear
 from torch import nn
 from torch.distributions import Normal
@@ -22,6 +21,7 @@ from bench import likelihoods, networks, priors
 from bench.contract import Batch, Budget, Problem
 from bench.divergence import is_normalised, log_prob
 from bench.errors import UsageError
+from bench.laws.methods import Case
 from bench.methods import ewc
 from bench.methods.ewc import EWC, Settings
 

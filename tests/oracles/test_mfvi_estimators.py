@@ -12,7 +12,6 @@ import pytest
 import scipy.stats
 import torch
 from conformance import laws, problems
-from conformance.laws import Case
 from oracles import linear
 from torch import nn
 from torch.nn.functional import softplus
@@ -22,6 +21,7 @@ from bench import priors
 from bench.contract import Batch
 from bench.errors import UsageError
 from bench.families import estimators
+from bench.laws.methods import Case
 from bench.methods.mfvi import MFVI, Settings
 
 ESTIMATORS = ["local", "flipout"]

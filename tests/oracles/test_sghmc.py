@@ -3,12 +3,12 @@
 import pytest
 import torch
 from conformance import laws, problems
-from conformance.laws import Case
 from oracles import linear
 from oracles.chains import chain_of, standard_errors_off, stationary
 from torch.testing import assert_close
 
 from bench.contract import Budget
+from bench.laws.methods import Case
 from bench.methods.sghmc import SGHMC
 
 EXACT = {"learning_rate": 0.05, "friction": 0.2, "burn_in": 0.1, "kept": 24}

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 from conformance import laws, problems
-from conformance.laws import Case
 from oracles import linear
 from oracles.chains import chain_of, standard_errors_off, stationary
 from torch.testing import assert_close
 
 from bench.contract import Batch, Budget
 from bench.errors import UsageError
+from bench.laws.methods import Case
 from bench.methods.sgld import SGLD, Settings
 
 EXACT = {"learning_rate": 0.2, "burn_in": 0.1, "kept": 24}

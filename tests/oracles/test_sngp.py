@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from conformance import problems
-from conformance.laws import assert_mean_is
 from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
@@ -17,6 +16,7 @@ from bench.batches import batches
 from bench.contract import JOINT, Batch, Budget, Problem
 from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
+from bench.laws.methods import assert_mean_is
 from bench.methods.sngp import SNGP, Head, Settings, _power_iterations
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 from conformance import laws, problems
-from conformance.laws import Case
 from oracles import replayed
 from oracles.replayed import FEW, Remembers, generator
 from torch.nn.functional import softplus
@@ -16,6 +15,7 @@ from torch.utils.data import TensorDataset
 from bench import likelihoods
 from bench.contract import Batch, Budget
 from bench.errors import UsageError
+from bench.laws.methods import Case
 from bench.methods.mfvi import MFVI
 from bench.methods.vgr import VGR, Settings
 from bench.weights import forward

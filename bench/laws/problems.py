@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from bench import likelihoods, networks, own_network, priors
-from bench.contract import Problem, Stored
+from bench.contract import Likelihood, Problem, Stored
 
 TRAIN, VAL = 20, 12
 
@@ -86,15 +87,25 @@ class OnDisk(Stored):
         return inputs if uniforms is None else inputs + uniforms.sum(1).view(-1, *(inputs.ndim - 1) * [1])
 
 
+def tensors(examples: Any) -> tuple[Tensor, ...]:
+    """Inputs and targets of a problem of this suite, which are in memory."""
+    return examples.tensors
+
+
 def on_disk(problem: Problem, num_uniforms: int = 0) -> Problem:
     """The problem with its training examples as if they were on disk."""
-    return replace(problem, train=OnDisk(*problem.train.tensors, num_uniforms=num_uniforms))
+    return replace(problem, train=OnDisk(*tensors(problem.train), num_uniforms=num_uniforms))
 
 
-def _problem(network, likelihood, inputs: Tensor, targets: Tensor, prior=None) -> Problem:
+def _problem(network: Any, likelihood: Likelihood, inputs: Tensor, targets: Tensor) -> Problem:
     train = TensorDataset(inputs[:TRAIN], targets[:TRAIN])
     val = TensorDataset(inputs[TRAIN:], targets[TRAIN:])
-    return Problem(network, likelihood, prior or priors.normal(0.1, 0.8), train, val, TRAIN)
+    return Problem(network, likelihood, priors.normal(0.1, 0.8), train, val, TRAIN)
+
+
+def _of(problem: Problem, network: Any) -> Problem:
+    """The problem for another network, of one width."""
+    return replace(problem, network=network)
 
 
 def mlp() -> Problem:
@@ -132,7 +143,7 @@ def straight_line() -> Problem:
 
 def residual() -> Problem:
     """Three classes by a network that is no plain stack."""
-    return replace(mlp(), network=lambda dropout=0.0: Residual(dropout))
+    return _of(mlp(), lambda dropout=0.0: Residual(dropout))
 
 
 def large() -> Problem:
@@ -150,13 +161,13 @@ def known_noise() -> Problem:
 
 def linear() -> Problem:
     """Two outputs, linear in vectors of 3, with noise of known size."""
-    return replace(known_noise(), network=linear_network)
+    return _of(known_noise(), linear_network)
 
 
 def pixels() -> Problem:
     """The problem from images with pixels in [0, 1]."""
     problem = cnn()
-    train, val = (TensorDataset(d.tensors[0].sigmoid(), d.tensors[1]) for d in (problem.train, problem.val))
+    train, val = (TensorDataset(x.sigmoid(), y) for x, y in map(tensors, (problem.train, problem.val)))
     return replace(problem, train=train, val=val)
 
 
@@ -165,7 +176,7 @@ def pixel_line() -> Problem:
     problem = straight_line()
     train, val = (
         TensorDataset(x.sigmoid(), (y[:, 0] > 0).float())
-        for x, y in (d.tensors for d in (problem.train, problem.val))
+        for x, y in map(tensors, (problem.train, problem.val))
     )
     return replace(problem, likelihood=likelihoods.Bernoulli(), train=train, val=val)
 
@@ -199,7 +210,7 @@ def pretrained(dropout: float = 0.0) -> nn.Module:
 
 def frozen() -> Problem:
     """Three classes by a network of which all but the last layer is frozen."""
-    return replace(mlp(), network=pretrained)
+    return _of(mlp(), pretrained)
 
 
 PROBLEMS = {"mlp": mlp, "cnn": cnn, "regression": regression}
@@ -210,6 +221,7 @@ UNUSUAL = {
     "linear": linear,
     "pixels": pixels,
 }
+ALL = PROBLEMS | UNUSUAL
 INSTEAD = {
     "mlp": ("linear", "pixels"),
     "cnn": ("linear", "pixels"),
@@ -218,9 +230,15 @@ INSTEAD = {
 """What a method that refuses a problem is tried on in its place."""
 
 
+@cache
+def posed(name: str) -> Problem:
+    """The problem of this name, made once."""
+    return ALL[name]()
+
+
 def with_rows(problem: Problem, rows: Tensor, weights: Tensor | None = None) -> Problem:
     """The problem with other training rows, perhaps weighted."""
-    tensors = [t[rows] for t in problem.train.tensors]
+    columns = [t[rows] for t in tensors(problem.train)]
     if weights is not None:
-        tensors.append(weights)
-    return replace(problem, train=TensorDataset(*tensors), num_train=len(rows))
+        columns.append(weights)
+    return replace(problem, train=TensorDataset(*columns), num_train=len(rows))

@@ -21,17 +21,14 @@ import io
 import os
 import random
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import generated
 import numpy as np
-import pytest
 import torch
-from given import GIVEN
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -78,9 +75,9 @@ ROWS = 60
 """Rows of its tables."""
 
 
-def smallest(entry: registry.Entry) -> Any:
-    """The task's settings of the preset smoke, made smaller."""
-    values = {**entry.fixed, **entry.presets.get("smoke", {}), **GIVEN.get(entry.name, {})}
+def smallest(entry: registry.Entry, given: Mapping[str, Any] | None = None) -> Any:
+    """The task's settings of the preset smoke, made smaller; `given` are those it cannot do without."""
+    values = {**entry.fixed, **entry.presets.get("smoke", {}), **(given or {})}
     for name in sorted(SMALLEST.keys() & set(entry.flags())):
         try:
             registry.build(entry.cls.settings_class, smaller := values | {name: SMALLEST[name]}, "task")
@@ -90,12 +87,29 @@ def smallest(entry: registry.Entry) -> Any:
     return registry.build(entry.cls.settings_class, values, "task")
 
 
-def is_closed_form(entry: registry.Entry) -> bool:
-    """Whether the task is a study in closed form."""
-    return bool(entry.cls(smallest(entry)).spec.closed_form)
+class Replaced(ExitStack):
+    """Attributes that are others until the block ends."""
+
+    def __call__(self, holder: Any, name: str, value: Any) -> None:
+        """Replaces an attribute of a module, a class or an object."""
+        own = vars(holder)
+        undo = partial(setattr, holder, name, own[name]) if name in own else partial(delattr, holder, name)
+        self.callback(undo)
+        setattr(holder, name, value)
 
 
 # ------------------------------------------------------------------------------------------------- changes
+
+
+def small_cifar(name: str, data_dir: Any = None, train: int = 1000, test: int = 500) -> Arrays:
+    """Small data in place of `bench.cifar.load`: classes that differ in brightness."""
+    g, classes = np.random.default_rng(4), cifar.SOURCES[name].classes
+    found: Arrays = {}
+    for part, size in (("train", train), ("test", test)):
+        labels = g.permutation(np.arange(size) % classes).astype(np.uint8)
+        images = 200 * labels[:, None, None, None] // classes + g.integers(0, 50, (size, 3, 32, 32))
+        found |= {f"{part}_inputs": images.astype(np.uint8), f"{part}_labels": labels}
+    return found
 
 
 def shuffled(values: Any) -> Any:
@@ -110,7 +124,7 @@ def some(size: int) -> list[int]:
 
 def moved(inputs: Any) -> Any:
     """The inputs, those at `some` places moved and stretched."""
-    moved = inputs.clone() if isinstance(inputs, Tensor) else np.array(inputs)
+    moved: Any = inputs.clone() if isinstance(inputs, Tensor) else np.array(inputs)
     at = some(len(inputs))
     moved[at] = 2 * moved[at] + 1
     return moved
@@ -141,7 +155,7 @@ class World:
     asked: set[int] = field(default_factory=set)
 
     def images(self, source: str, name: str, *_: Any, **__: Any) -> data.Images:
-        """In place of `bench.data.load` and `unbalanced`: classes that differ in brightness."""
+        """Images for `bench.data.load` and `unbalanced`: classes that differ in brightness."""
         g, side = np.random.default_rng(1), data.SOURCES[name].side
 
         def part(size: int) -> tuple[Tensor, Tensor]:
@@ -156,8 +170,8 @@ class World:
         return data.Images(train[0], labels, *self.held_out(source, *test), digest="0" * 64)
 
     def cifar(self, name: str, *_: Any) -> Arrays:
-        """In place of `bench.cifar.load`: classes that differ in brightness."""
-        found = generated.cifar(name, train=SIZE, test=TEST)
+        """Small data in place of `bench.cifar.load`: classes that differ in brightness."""
+        found = small_cifar(name, train=SIZE, test=TEST)
         if self.training:
             found["train_labels"] = shuffled(found["train_labels"])
         inputs, labels = self.held_out(name, found["test_inputs"].astype(int), found["test_labels"])
@@ -169,7 +183,7 @@ class World:
         return moved(inputs) if self.inputs else inputs, shuffled(labels) if self.labels else labels
 
     def table(self, name: str, test: np.ndarray) -> tables.Table:
-        """In place of `bench.tables.load`: a noisy sum of columns; `test` are the rows held out."""
+        """A table for `bench.tables.load`: a noisy sum of columns; `test` are the rows held out."""
         g = np.random.default_rng(2)
         inputs = g.normal(size=(ROWS, tables.SOURCES[name].columns))
         targets = inputs.sum(1) + g.normal(size=ROWS)
@@ -180,7 +194,7 @@ class World:
         return tables.Table(inputs, targets, (), "0" * 64)
 
     def own_data(self, read: Callable[..., Any], part: str, *more: Any) -> Any:
-        """In place of a task's `own_data`."""
+        """What a task's `own_data` gives, in this world."""
         inputs, targets = read(part, *more)
         if part not in OPEN:
             return self.held_out(part, inputs, targets)
@@ -198,8 +212,8 @@ class Ahead:
         """Their numbers, in the order of the targets."""
         if name not in self.rows:
             numbered = replace(World().table(name, np.arange(0)), targets=np.arange(float(ROWS)))
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(tables, "load", lambda *_: numbered)
+            with Replaced() as replaced:
+                replaced(tables, "load", lambda *_: numbered)
                 targets = self.cls(self.settings).targets()
             rows = np.concatenate([np.asarray(a).reshape(-1) for a in targets.values()])
             assert len(rows) == len(np.unique(rows)) < ROWS, "targets() must be rows of the table, each once"
@@ -242,11 +256,11 @@ def watched(world: World, module: Any) -> Iterator[None]:
         return make(*arguments, **named)
 
     make = np.random.default_rng
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "dont_write_bytecode", True)  # an import that compiles opens a file
+    with Replaced() as replaced:
+        replaced(sys, "dont_write_bytecode", True)  # an import that compiles opens a file
         for holder in (np.random, module):
             for name in [n for n, value in vars(holder).items() if value is make]:
-                patch.setattr(holder, name, generator)
+                replaced(holder, name, generator)
         sys.setprofile(watch)
         try:
             yield
@@ -256,11 +270,14 @@ def watched(world: World, module: Any) -> Iterator[None]:
 
 def import_again(module: Any) -> list[str]:
     """What the module reads when it is imported: data in a constant would escape every change."""
-    world, spec = World(), importlib.util.spec_from_file_location("again", inspect.getfile(module))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "again", fresh := importlib.util.module_from_spec(spec))
+    spec: Any = importlib.util.spec_from_file_location("again", inspect.getfile(module))
+    world = World()
+    sys.modules["again"] = fresh = importlib.util.module_from_spec(spec)
+    try:
         with watched(world, fresh):
             spec.loader.exec_module(fresh)
+    finally:
+        del sys.modules["again"]
     return world.reads
 
 
@@ -370,14 +387,14 @@ def placed(task: Task, world: World, held_out: Ahead) -> Iterator[None]:
 
         return call
 
-    def hold(oracle: active.Oracle, labels: Tensor) -> None:
+    def hold(oracle: Any, labels: Tensor) -> None:
         every = task_images[-1].train_labels
         first = next(i for i in range(len(every)) if torch.equal(every[i : i + len(labels)], labels))
         oracle._labels, oracle.asked = labels, []
         world.held.update(range(first, first + len(labels)))
         oracle.first = first
 
-    def ask(oracle: active.Oracle, index: int) -> int:
+    def ask(oracle: Any, index: int) -> int:
         world.asked.add(oracle.first + index)
         return int(oracle._labels[index])
 
@@ -388,17 +405,17 @@ def placed(task: Task, world: World, held_out: Ahead) -> Iterator[None]:
         return task_images[-1]
 
     own = task.own_data
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "load", source(partial(images, "load")))
-        patch.setattr(data, "unbalanced", source(partial(images, "unbalanced")))
+    with Replaced() as replaced:
+        replaced(data, "load", source(partial(images, "load")))
+        replaced(data, "unbalanced", source(partial(images, "unbalanced")))
         # What a task reads in its own_data is changed there, once.
         is_own = type(task).own_data is not Task.own_data
-        patch.setattr(cifar, "load", generated.cifar if is_own else source(world.cifar))
-        patch.setattr(tables, "load", source(lambda name, *_: world.table(name, held_out(name))))
-        patch.setattr(task, "own_data", source(lambda *a: world.own_data(own, *a)))
-        patch.setattr(references, "read", lambda *_: {})  # of a reference no run knows, nor this law
-        patch.setattr(active.Oracle, "__init__", hold)
-        patch.setattr(active.Oracle, "label", ask)
+        replaced(cifar, "load", small_cifar if is_own else source(world.cifar))
+        replaced(tables, "load", source(lambda name, *_: world.table(name, held_out(name))))
+        replaced(task, "own_data", source(lambda *a: world.own_data(own, *a)))
+        replaced(references, "read", lambda *_: {})  # of a reference no run knows, nor this law
+        replaced(active.Oracle, "__init__", hold)
+        replaced(active.Oracle, "label", ask)
         yield
 
 
@@ -412,8 +429,8 @@ def run(cls: type[Task], settings: Any, world: World, held_out: Ahead) -> Outcom
     own = registry.build(method.cls.settings_class, dict(method.fixed), "method")
     engine = Teller(Engine(method.cls, own, 0, trainer=TrainerOptions(accelerator="cpu")))
     with placed(task, world, held_out):
-        with watched(world, sys.modules[cls.__module__]), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(task, "targets", lambda: world.reads.append("targets()"))
+        with watched(world, sys.modules[cls.__module__]), Replaced() as replaced:
+            replaced(task, "targets", lambda: world.reads.append("targets()"))
             arrays = task.run(engine)
         targets = task.targets()
     engine.told += [
@@ -454,8 +471,8 @@ def the_held_out_truth_moves_nothing_else(cls: type[Task], settings: Any, in_the
 
     # Nothing else moved.
     assert len(base.told) == len(other.told)
-    for (what, one), (_, two) in zip(base.told, other.told, strict=True):
-        assert one == two, f"held-out truth reaches what is {what}"
+    for (what, before_it), (_, after_it) in zip(base.told, other.told, strict=True):
+        assert before_it == after_it, f"held-out truth reaches what is {what}"
     reached = bool(free - base.targets.keys())
     for name in predicted:
         one, two = base.arrays[name], other.arrays[name]
@@ -474,7 +491,7 @@ def the_held_out_truth_moves_nothing_else(cls: type[Task], settings: Any, in_the
 
 
 def held_out_data_move_nothing(cls: type[Task], settings: Any) -> None:
-    """Of a task without predictions: held-out data change nothing of a run, training labels something."""
+    """Held-out data change nothing of a task without predictions, training labels something."""
     held_out = Ahead(cls, settings)
     world, elsewhere = World(), World(labels=True, inputs=True)
     base, other = (run(cls, settings, each, held_out) for each in (world, elsewhere))
@@ -491,7 +508,7 @@ def held_out_data_move_nothing(cls: type[Task], settings: Any) -> None:
 
 
 def nothing_moves_anything(cls: type[Task], settings: Any) -> None:
-    """Of a study in closed form: it reads no data, fits nothing, and no data change a number of it."""
+    """A study in closed form reads no data, fits nothing, and no data change a number of it."""
     worlds = World(), World(labels=True, inputs=True, training=True)
     held_out = Ahead(cls, settings)
     base, other = (run(cls, settings, each, held_out) for each in worlds)
@@ -526,3 +543,23 @@ def explained(places: set[int], sizes: tuple[int, ...], length: int) -> bool:
             ):
                 return True
     return False
+
+
+def held_out_truth_is_only_scored(entry: registry.Entry, given: Mapping[str, Any] | None = None) -> None:
+    """The law that fits the task: of one with predictions, of one without, or of a study in closed form.
+
+    Args:
+        entry: The task.
+        given: Settings that it cannot do without.
+
+    Raises:
+        AssertionError: If the law does not hold; says what moved, or what did not.
+    """
+    settings = smallest(entry, given)
+    if entry.cls(settings).spec.closed_form:
+        nothing_moves_anything(entry.cls, settings)
+    elif entry.file in NOTHING_PREDICTED:
+        held_out_data_move_nothing(entry.cls, settings)
+    else:
+        weighed = WEIGHED_IN_THE_RUN.get(entry.file, set())
+        the_held_out_truth_moves_nothing_else(entry.cls, settings, weighed)
