@@ -450,6 +450,13 @@ class Task(ABC):
         """Texts that a run keeps beside its record, by file name; `notes.txt` is shown under its metrics."""
         return {}
 
+    def remarks(self, arrays: Arrays) -> list[str]:
+        """Sentences of one line on a run's predictions, from the arrays alone: what its metrics would hide.
+
+        They are added to `notes.txt`, and stand in the report.
+        """
+        return []
+
     @abstractmethod
     def run(self, engine: Engine) -> Arrays:
         """Fits and predicts; returns what scoring needs. Must not touch `targets`."""

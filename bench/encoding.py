@@ -35,7 +35,7 @@ FEW_NUMBERS = 10
 _INFINITY = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([ T].*)?")
 
-_FARTHEST = 1e12  # a 32-bit network still has finite outputs there
+FARTHEST = 1e12  # a 32-bit network still has finite outputs there
 
 Kind = Literal["regression", "classification"]
 Values = Sequence[float | None] | Sequence[str | None]
@@ -123,10 +123,13 @@ class Numbers(_Model):
         median: Of the training rows; stands for a missing value.
         mean: Of each input over the training rows.
         scale: By which it is divided: its standard deviation, 1 where it never changes.
+        constant: Whether training rows have one value alone: what another would mean nothing taught, so that
+            the first input is 0 whatever a row says.
     """
 
     name: str
     kind: Literal["number"] = "number"
+    constant: bool = False
     median: float
     mean: list[float] = Field(min_length=1, max_length=2)
     scale: list[Annotated[float, Field(gt=0)]] = Field(min_length=1, max_length=2)
@@ -140,10 +143,12 @@ class Numbers(_Model):
         inputs = [[self.median if v is None else v, v is None][: len(self.mean)] for v in values]
         with np.errstate(over="ignore"):
             encoded = (np.array(inputs, np.float64) - self.mean) / self.scale
-        if (far := np.abs(encoded[:, 0]) > _FARTHEST).any():
+        if self.constant:
+            encoded[:, 0] = 0
+        if (far := np.abs(encoded[:, 0]) > FARTHEST).any():
             found = values[int(far.argmax())]
             raise UsageError(
-                f"column '{one_line(self.name)}' holds {found}, more than {_FARTHEST:g} standard deviations "
+                f"column '{one_line(self.name)}' holds {found}, more than {FARTHEST:g} standard deviations "
                 f"from the training rows' mean {self.mean[0]:g}: no network says anything there"
             )
         return encoded
@@ -198,6 +203,19 @@ class Target(_Model):
     scale: Annotated[float, Field(gt=0)] = 1.0
     classes: list[str] = []
 
+    def refuse_far(self, numbers: np.ndarray) -> None:
+        """Refuses held-out targets too far from those of the training rows for a score; one line.
+
+        Raises:
+            UsageError: If there is one.
+        """
+        if (far := np.abs(numbers - self.mean) > FARTHEST * self.scale).any():
+            raise UsageError(
+                f"the target '{one_line(self.name)}' is {numbers[far][0]:g} in a held-out row, more than "
+                f"{FARTHEST:g} standard deviations from the training rows' mean {self.mean:g}: this row "
+                "alone would decide every score"
+            )
+
 
 class Encoder(_Model):
     """What was learned from the training rows, and how rows become the inputs of a network."""
@@ -210,7 +228,13 @@ class Encoder(_Model):
     @property
     def width(self) -> int:
         """Inputs of the network, D."""
-        return sum(len(c.mean) if isinstance(c, Numbers) else len(c.categories) for c in self.columns)
+        return len(self.names)
+
+    @property
+    def names(self) -> list[str]:
+        """The column of each input, `[D]`."""
+        widths = (len(c.mean) if isinstance(c, Numbers) else len(c.categories) for c in self.columns)
+        return [c.name for c, width in zip(self.columns, widths, strict=True) for _ in range(width)]
 
     def encode(self, values: Mapping[str, Values]) -> np.ndarray:
         """Inputs `[N, D]`, column after column, in float64."""
@@ -246,8 +270,11 @@ def fit(columns: Sequence[Column], target: Column, kind: Kind, rows: np.ndarray)
     """What scikit-learn's transformers learn from these rows, and from no others.
 
     Raises:
-        UsageError: If the rows have no value of a column, or one value of the target; one line.
+        UsageError: If the rows have no value of a column, one value of the target, or numbers of more digits
+            than are computed with; one line.
     """
+    for each in (*columns, *([target] if kind == "regression" else [])):
+        refuse_rounded(each, rows)
     return Encoder(
         rows=len(rows), columns=[_learned(c, rows) for c in columns], target=_target(target, kind, rows)
     )
@@ -274,9 +301,10 @@ def _learned(column: Column, rows: np.ndarray) -> Numbers | Categories:
         median=float(imputer.statistics_[0]),
         mean=scaler.mean_.tolist(),
         scale=scaler.scale_.tolist(),
+        constant=len({value for value in values if value is not None}) == 1,
     )
     # scikit-learn takes what it cannot tell from rounding for constant, and divides it by 1.
-    if len(set(values)) > 1 and not 0.5 < learned.encode(values)[:, 0].std() < 2:
+    if not learned.constant and not 0.5 < learned.encode(values)[:, 0].std() < 2:
         raise UsageError(
             f"column '{one_line(column.name)}' differs too little from row to row beside the size of its "
             "numbers to be standardised: give it in a smaller unit, or less a constant"
@@ -303,6 +331,59 @@ def _target(target: Column, kind: Kind, rows: np.ndarray) -> Target:
             f"{where} differs too little from row to row to be standardised: give it in a smaller unit"
         )
     return Target(name=target.name, mean=float(numbers.mean()), scale=float(numbers.std()))
+
+
+_ROUNDED = 1e-2
+"""Share of a column's standard deviation by which reading may round its numbers."""
+
+
+def refuse_rounded(column: Column, rows: np.ndarray) -> None:
+    """Refuses a column whose differences a float of 64 bits does not have, as those of 2^60 and 2^60 + 1.
+
+    Args:
+        column: Of any kind.
+        rows: Of training.
+
+    Raises:
+        UsageError: One line.
+    """
+    if not column.is_number:
+        return
+    present = [row for row in rows if column.values[row] is not None]
+    numbers = np.array([column.values[row] for row in present], np.float64)
+    with np.errstate(all="ignore"):
+        allowed = _ROUNDED * float(numbers.std()) if len(present) else math.inf
+    if not math.isfinite(allowed) or np.spacing(np.abs(numbers)).max() <= allowed:
+        return  # most columns: no text needs to be read again
+    exact = [Decimal((column.texts[row] or "").replace(",", ".")) for row in present]
+    if (numbers == numbers[0]).all():
+        is_rounded = [value != exact[0] for value in exact]
+    else:
+        pairs = zip(exact, numbers, strict=True)
+        is_rounded = [abs(value - Decimal(number)) > Decimal(allowed) > 0 for value, number in pairs]
+    if True in is_rounded:
+        written = one_line(column.texts[present[is_rounded.index(True)]] or "")
+        raise UsageError(
+            f"column '{one_line(column.name)}' holds {written}, of more digits than are computed with (about "
+            "16): what differs from row to row would be rounded off; give it less a constant"
+        )
+
+
+def merged(encoder: Encoder, columns: Sequence[Column], rows: np.ndarray) -> list[str]:
+    """A sentence for every column of numbers whose values a network of 32 bits cannot all tell apart."""
+    said = []
+    for learned, column in zip(encoder.columns, columns, strict=True):
+        if not isinstance(learned, Numbers) or learned.constant:
+            continue
+        values = [column.values[row] for row in rows]
+        different = len({value for value in values if value is not None})
+        inputs = learned.encode(values)[[value is not None for value in values], 0].astype(np.float32)
+        if (told := len(np.unique(inputs))) < different:
+            said.append(
+                f"{one_line(column.name)}: {different} different numbers are {told} different inputs in 32 "
+                "bits, so that near ones are predicted alike; if they differ in kind, make them categories"
+            )
+    return said
 
 
 def identities(target: Column) -> list[str]:
@@ -358,6 +439,6 @@ def sentences(encoder: Encoder, columns: Sequence[Column], rows: np.ndarray) -> 
         ("numbers, standardised", plain),
         ("numbers with missing values, standardised, the median of the training rows in their place", filled),
         ("categories, an input each", categories),
-        ("the same in every training row, which tells nothing", constant),
+        ("the same in every training row, which teaches nothing, and not looked at", constant),
     ]
-    return [f"{what}: {', '.join(names)}" for what, names in said if names]
+    return [f"{what}: {', '.join(names)}" for what, names in said if names] + merged(encoder, columns, rows)

@@ -1,4 +1,4 @@
-"""How the outputs of a network explain targets: categorical, by several heads, Bernoulli, Gaussian."""
+"""How the outputs of a network explain targets: classes, or numbers with known, learned or varying noise."""
 
 from __future__ import annotations
 
@@ -107,3 +107,40 @@ class Gaussian(Likelihood):
         """Mean and variance per sample."""
         variance = torch.zeros(()) if self.per_example else (2 * self.log_sigma.detach()).exp()
         return predictions.Gaussian(outputs, variance.to(outputs).expand_as(outputs))
+
+
+class Heteroscedastic(Likelihood):
+    """A normal whose noise depends on the input: outputs `[S, B, 2]`, a mean and a raw scale.
+
+    The standard deviation is `LEAST + softplus(raw scale)`, targets are `[B, 1]`. There is nothing to learn
+    beside the weights, so that samplers take it too.
+
+    Source: Nix and Weigend 1994, "Estimating the Mean and Variance of the Target Probability Distribution";
+    Lakshminarayanan et al. 2017, "Simple and Scalable Predictive Uncertainty Estimation using Deep
+    Ensembles" (softplus and a least scale).
+    """
+
+    LEAST = 1e-3
+    """Smallest standard deviation, in the unit of the targets that are trained on."""
+
+    def _parts(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Means and standard deviations, each `[..., 1]`."""
+        mean, raw = outputs.split(1, -1)
+        return mean, self.LEAST + functional.softplus(raw)
+
+    def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Log density of the target, `[S, B]`, in nats."""
+        mean, sigma = self._parts(outputs)
+        logs = -0.5 * ((targets - mean) / sigma).square() - sigma.log() - 0.5 * math.log(2 * math.pi)
+        return logs.squeeze(-1)
+
+    def predict(self, outputs: Tensor) -> predictions.Gaussian:
+        """Mean and variance per sample, each `[S, B, 1]`."""
+        mean, sigma = self._parts(outputs)
+        return predictions.Gaussian(mean, sigma.square())
+
+    def fisher(self, outputs: Tensor) -> Tensor:
+        """1 / sigma^2 of the mean and 2 (d sigma / d raw)^2 / sigma^2 of the raw scale, `[B, 2, 2]`."""
+        _, sigma = self._parts(outputs)
+        slopes = torch.cat([torch.ones_like(sigma), math.sqrt(2) * outputs[..., 1:].sigmoid()], -1)
+        return torch.diag_embed((slopes / sigma).square())

@@ -117,6 +117,14 @@ class Gaussian(Prediction):
         mean = self.mean.mean(0)
         return mean, self.variance.mean(0) + (self.mean - mean).square().mean(0)
 
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """Epistemic and aleatoric variance, each `[B, K]`: their sum is that of `average`.
+
+        The variance of the samples' means, which more data would shrink, and the mean of their variances, the
+        noise: the law of total variance.
+        """
+        return (self.mean - self.mean.mean(0)).square().mean(0), self.variance.mean(0)
+
     def log_score(self, targets: Tensor) -> Tensor:
         """Log density of the targets under the equal mixture of the samples, `[B]`, in nats.
 

@@ -49,6 +49,13 @@ class Likelihood(nn.Module, ABC):
     def predict(self, outputs: Tensor) -> Prediction:
         """The prediction that outputs `[S, B, ...]` stand for."""
 
+    def fisher(self, outputs: Tensor) -> Tensor | None:
+        """Expected Hessian of the NLL in outputs `[B, C]`, `[B, C, C]`, the expectation over targets.
+
+        None where the Hessian is that whatever the target, as of all whose outputs are natural parameters.
+        """
+        return None
+
 
 class Stored(ABC):
     """Examples `(input, target)` on disk, perhaps more than memory holds.

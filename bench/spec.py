@@ -93,16 +93,20 @@ Axis = int | str
 """Size of an axis: a number, or a letter for one that is free, but the same wherever the letter stands."""
 
 
+PREDICTED = ("float32", "float16")
+"""Types of predicted numbers: runs keep float32; those from before kept float16, which is read as it is."""
+
+
 class Layout(NamedTuple):
     """What an array of a task looks like.
 
     Attributes:
-        dtype: Name that numpy gives the type.
+        dtype: Name that numpy gives the type; of several, any of them.
         shape: Of each axis its size; of a tuple of sizes, any of them.
         is_log_probs: Whether it holds log-probabilities, normalised over the last axis (`metrics.store`).
     """
 
-    dtype: str
+    dtype: str | tuple[str, ...]
     shape: tuple[Axis | tuple[Axis, ...], ...]
     is_log_probs: bool = False
 
@@ -123,8 +127,8 @@ def misfit(layouts: Mapping[str, Layout], found: Mapping[str, tuple[str, tuple[i
     for letters_only in (True, False):  # a free size is set where it has no alternative
         for name, layout in layouts.items():
             dtype, shape = found[name]
-            if dtype != layout.dtype:
-                return f"the array {name} is of {dtype}, not of {layout.dtype}"
+            if dtype not in (kinds := (layout.dtype,) if isinstance(layout.dtype, str) else layout.dtype):
+                return f"the array {name} is of {dtype}, not of {' or '.join(kinds)}"
             if len(shape) != len(layout.shape):
                 return f"the array {name} has {len(shape)} axes, not {len(layout.shape)}"
             for number, (size, allowed) in enumerate(zip(shape, layout.shape, strict=True)):

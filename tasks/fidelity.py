@@ -60,6 +60,7 @@ from bench.contract import (
 )
 from bench.data import array_digest
 from bench.settings import Count, settings
+from bench.spec import PREDICTED
 from bench.studies import references
 from bench.studies.small import flowers, points, split_rows
 
@@ -74,8 +75,6 @@ PRESETS: dict[str, dict[str, object]] = {"smoke": {"epochs": 5, "test_samples": 
 
 LEVELS = (np.arange(80) + 0.5) / 80
 """Probabilities of the quantiles that a reference keeps."""
-LARGEST = 6e4
-"""Stored values are clamped here, so that they fit float16."""
 PARTS = ("test", "gap")
 """Held-out parts of the toy data."""
 
@@ -272,7 +271,7 @@ class Fidelity(Task):
         draws = self.draws(prediction)
         # An ensemble has more draws than asked for, member after member: every member keeps its share.
         draws = draws[_spread(len(draws), self.settings.test_samples)]
-        return {"draws": draws.clamp(-LARGEST, LARGEST).half().numpy()}
+        return {"draws": draws.float().numpy()}
 
     def draws(self, prediction: Prediction) -> Tensor:
         """What is kept of a prediction: function or log-odds `[S, N]`, or log-probabilities `[S, N, C]`.
@@ -306,8 +305,11 @@ class Fidelity(Task):
         form = (posed.test, posed.classes) if posed.classes else (posed.test,)
         name = "labels" if posed.likelihood else "targets"
         kind = {"toy": "float32", "diabetes": "float64"}.get(self.settings.posterior, "uint8")
-        found = {"draws": Layout("float16", ("S", *form)), name: Layout(kind, (posed.test,))}
-        return found | dict.fromkeys(references.read(self.target), Layout("float16", (len(LEVELS), *form)))
+        found = {"draws": Layout(PREDICTED, ("S", *form)), name: Layout(kind, (posed.test,))}
+        return found | {
+            key: Layout(array.dtype.name, (len(LEVELS), *form))
+            for key, array in references.read(self.target).items()
+        }
 
     @property
     def target(self) -> str:
@@ -323,8 +325,8 @@ class Fidelity(Task):
         first, second = np.array_split(arrays["draws"].astype(np.float64), 2)
         kept = second[_spread(len(second), len(LEVELS))]
         return {
-            "reference": np.quantile(first, LEVELS, axis=0).astype(np.float16),
-            "second": kept.astype(np.float16),
+            "reference": np.quantile(first, LEVELS, axis=0).astype(np.float32),
+            "second": kept.astype(np.float32),
         }
 
     # ---- scoring

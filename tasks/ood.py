@@ -28,6 +28,7 @@ import numpy as np
 from bench import metrics
 from bench.contract import Arrays, Budget, Engine, Layout, Metric, Metrics, Row, Spec
 from bench.settings import Count, settings
+from bench.spec import PREDICTED
 from bench.studies import calibration, detection, shift
 from bench.studies.acquisition import bald
 from bench.studies.pictures import ImageGroup, ImageGroups, PictureTask, brightness
@@ -114,7 +115,7 @@ class OutOfDistribution(PictureTask):
         count = len(sets) * len(self.test)
         seen = metrics.restore(metrics.store(average[count:]))
         engine.log("nll", metrics.negative_log_likelihood(seen, self.pictures.train_labels[val]))
-        information = bald(prediction)[:count].half().numpy()
+        information = bald(prediction)[:count].float().numpy()
         return {
             "log_probs": metrics.store(average[:count]).reshape(*form, -1),
             "information": information.reshape(form),
@@ -129,7 +130,7 @@ class OutOfDistribution(PictureTask):
         sets, n = 1 + len(self.foreign), self.num_test
         return {
             "log_probs": Layout("float16", (sets, n, self.num_classes), is_log_probs=True),
-            "information": Layout("float16", (sets, n)),
+            "information": Layout(PREDICTED, (sets, n)),
             "brightness": Layout("float32", (sets, n)),
             "labels": Layout("uint8", (n,)),
         }

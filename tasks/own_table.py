@@ -7,9 +7,9 @@ Protocol: a file with a line of names, one column of which is the target. 20% of
 random (of classes the same share each), by whole groups, or as a column says. Columns are encoded by what
 scikit-learn's transformers learn from the training rows alone (`bench.encoding`); a numeric target is
 standardised by them, and scores are in its own unit. One fit per run of a network with one hidden layer of 50
-units, ReLU, prior N(0, 1); of a numeric target the standard deviation of the noise is learned along. `--seed`
-moves the fit, `--task.split` the held-out rows: runs of several seeds share their held-out rows, so that
-`bench compare` pairs them.
+units, ReLU, prior N(0, 1); of a numeric target the standard deviation of the noise is learned along, or given
+by the network for every row (`--task.noise heteroscedastic`). `--seed` moves the fit, `--task.split` the
+held-out rows: runs of several seeds share their held-out rows, so that `bench compare` pairs them.
 
 Source: Hernandez-Lobato and Adams 2015 for network and standardisation; the table is the user's.
 
@@ -21,6 +21,8 @@ settings of methods that nobody tuned for the table.
 from __future__ import annotations
 
 import json
+import math
+import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
@@ -31,7 +33,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from bench import encoding, likelihoods, metrics, networks, own_network, priors
+from bench import encoding, metrics, networks, own_network, priors
 from bench.cells import read, text
 from bench.contract import (
     Arrays,
@@ -50,9 +52,9 @@ from bench.contract import (
 from bench.data import array_digest
 from bench.encoding import Column, Encoder
 from bench.errors import UsageError
-from bench.predictions import Categorical, Gaussian
+from bench.predictions import Categorical, Gaussian, Prediction
 from bench.settings import Code, Count, Whole, settings
-from bench.studies import normals, own, trying
+from bench.studies import conformal, normals, own, trying
 from bench.text import one_line
 
 NAMES: dict[str, dict[str, object]] = {"own_table": {}}
@@ -88,6 +90,9 @@ class Settings:
     """Your own: package.module:factory, called with the shape of an input and the number of outputs."""
     freeze: bool = False
     """Of your own network: train only its last layer with weights; the rest is no part of the posterior."""
+    noise: normals.Noise = "learned"
+    """Standard deviation of a number's noise: learned is one for all rows, heteroscedastic one per row, which
+    the network gives as a second output."""
     epochs: Count | None = None
     """Epochs, at least 1; null is 200 for fewer than 2,000 training rows, else 40."""
     batch_size: Count | None = 32
@@ -274,6 +279,7 @@ class OwnTable(Task):
             return inputs, torch.tensor([index[self.labels[row]] for row in rows])
         numbers = np.array([self.target_column.values[row] for row in rows], np.float64)
         if part == "test":
+            target.refuse_far(numbers)
             return inputs, torch.from_numpy(numbers)
         return inputs, torch.from_numpy((numbers - target.mean) / target.scale).float()[:, None]
 
@@ -295,9 +301,8 @@ class OwnTable(Task):
                 raise UsageError("--task.freeze true: is of a network of your own: --task.network")
             return {}, []
         problem = self.problem()
-        outputs = len(self.encoder.target.classes) or 1
-        inputs = self.own_data("train")[0]
-        return trying.network(problem.network, name, inputs, outputs)
+        outputs, _ = own.posed(self.encoder.target.classes, self.settings.noise)
+        return trying.network(problem.network, name, self.own_data("train")[0], outputs)
 
     # ---- protocol
 
@@ -307,7 +312,10 @@ class OwnTable(Task):
         return self._posed(train, len(train), self.encoder.target)
 
     def _posed(self, train: TensorDataset, number: int, target: encoding.Target) -> Problem:
-        width, outputs = train.tensors[0].shape[1], len(target.classes) or 1
+        width, (outputs, likelihood) = (
+            train.tensors[0].shape[1],
+            own.posed(target.classes, self.settings.noise),
+        )
         network: NetworkFactory
         if self.settings.network is None:
             network = partial(networks.mlp, width, outputs, (self.settings.hidden,))
@@ -315,7 +323,6 @@ class OwnTable(Task):
             network = partial(
                 own_network.network, self.settings.network, (width,), outputs, self.settings.freeze
             )
-        likelihood = likelihoods.Categorical() if target.classes else likelihoods.Gaussian("learned")
         return Problem(network, likelihood, priors.normal(0, 1), train, None, number)
 
     def loaded(self, directory: Path, restore: Callable[[Problem], Method]) -> Any:
@@ -324,7 +331,7 @@ class OwnTable(Task):
         inputs = torch.zeros(1, encoder.width)
         target = torch.zeros(1, dtype=torch.long) if encoder.target.classes else torch.zeros(1, 1)
         method = restore(self._posed(TensorDataset(inputs, target), encoder.rows, encoder.target))
-        return Predictor(method, encoder)
+        return Predictor(method, encoder, own.held_out(directory))
 
     def run(self, engine: Engine) -> Arrays:
         """Predictions on the held-out rows."""
@@ -341,12 +348,12 @@ class OwnTable(Task):
             "mean": mean,
             "variance": normals.without_repeats(variance),
             "centre_and_scale": np.array([target.mean, target.scale]),
+            "inputs": self.own_data("test")[0].numpy(),  # conformal intervals are calibrated on them
         }
 
     def targets(self) -> Arrays:
         """Targets `[N]` of the held-out rows: numbers in their own unit, or classes as `labels`."""
-        targets = self.own_data("test")[1].numpy()
-        return {"targets" if self.kind == "regression" else "labels": targets}
+        return {"targets" if self.kind == "regression" else "labels": self.own_data("test")[1].numpy()}
 
     def notes(self) -> Mapping[str, str]:
         """The encoder, and how columns and rows were used."""
@@ -411,6 +418,10 @@ class OwnTable(Task):
         rows = self.curves(arrays)
         return {"coverage": normals.coverage_chart(rows)} if rows else {}
 
+    def remarks(self, arrays: Arrays) -> list[str]:
+        """Of a number: coverage of the 90% intervals by quarters of the predicted width."""
+        return [] if "labels" in arrays else normals.remarks(arrays)
+
 
 class Predictor:
     """A fitted posterior with the encoder of its training rows: predicts new rows in the target's own terms.
@@ -418,10 +429,14 @@ class Predictor:
     Attributes:
         method: The fitted method.
         encoder: What was learned from the training rows.
+        held_out: Encoded inputs `[n, D]` and targets `[n]` of rows that neither training nor early stopping
+            saw, by which intervals are calibrated; None of classes, and of runs from before.
     """
 
-    def __init__(self, method: Method, encoder: Encoder) -> None:
-        self.method, self.encoder = method, encoder
+    def __init__(
+        self, method: Method, encoder: Encoder, held_out: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> None:
+        self.method, self.encoder, self.held_out = method, encoder, held_out
 
     def predict(self, rows: Any, num_samples: int = 200, seed: int = 0) -> list[dict[str, Any]]:
         """Predictions of new rows, a dictionary each, in their order.
@@ -444,16 +459,10 @@ class Predictor:
             UsageError: If a column is missing in a row, a number is none, or a value may be one of several
                 categories; one line that names it.
         """
-        inputs = torch.from_numpy(self.encoder.encode_rows(rows)).float()
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            prediction = self.method.predict(inputs, num_samples, generator)
-        target = self.encoder.target
+        prediction = self._prediction(self._encoded(rows), num_samples, seed)
         if isinstance(prediction, Categorical):
-            return own.told(prediction, target.classes)
-        assert isinstance(prediction, Gaussian)
-        mean = target.mean + target.scale * prediction.mean[..., 0].double().numpy()  # [S, B]
-        sigma = target.scale * prediction.variance[..., 0].double().sqrt().numpy()
+            return own.told(prediction, self.encoder.target.classes)
+        mean, sigma = self._mixtures(prediction)
         sd = np.sqrt((sigma**2).mean(0) + mean.var(0))
         low, high = (normals.quantiles(mean, sigma, p) for p in (0.05, 0.95))
         names = ("mean", "sd", "low", "high")
@@ -461,3 +470,96 @@ class Predictor:
             dict(zip(names, map(float, row), strict=True))
             for row in zip(mean.mean(0), sd, low, high, strict=True)
         ]
+
+    def interval(
+        self,
+        rows: Any,
+        level: float = 0.9,
+        kind: Literal["posterior", "residual", "quantile"] = "posterior",
+        num_samples: int = 200,
+        seed: int = 0,
+    ) -> np.ndarray:
+        """Intervals of new rows' targets, low and high `[B, 2]`, in the target's unit.
+
+        `posterior`: the central interval of the prediction, right as far as the model is. The others are
+        conformal (`bench.studies.conformal`): whatever the model, they hold a new row's target with a
+        probability of at least `level`, averaged over rows, if new rows are exchangeable with the run's
+        held-out ones. That they are not where rows come in groups, or later. `residual` has one width around
+        the mean; `quantile` widens or narrows the posterior's intervals by one number, and so keeps how they
+        differ in width.
+
+        Args:
+            rows: As `predict` takes them.
+            level: Probability that is promised, above 0 and below 1.
+            kind: Of interval.
+            num_samples: Weight samples S that are averaged, at least 1.
+            seed: Of the samples.
+
+        Raises:
+            UsageError: If the target is a class, the level is no probability, or the run has too few held-out
+                rows for it; and as `predict`.
+        """
+        if self.encoder.target.classes:
+            raise UsageError("interval: the target is a class, which has none; predict gives probabilities")
+        if kind not in ("posterior", "residual", "quantile"):
+            raise UsageError(f"interval: kind {kind!r} must be posterior, residual or quantile")
+        if not 0 < level < 1:
+            raise UsageError(f"interval: level {level!r} must be above 0 and below 1")
+        given = [self._encoded(rows)]
+        if kind != "posterior":
+            inputs, targets = self._calibration(level)
+            given.append(inputs)
+
+        def ends(inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            mean, sigma = self._mixtures(self._prediction(inputs, num_samples, seed))
+            if kind == "residual":
+                return mean.mean(0), mean.mean(0)
+            low, high = (normals.quantiles(mean, sigma, (1 + sign * level) / 2) for sign in (-1, 1))
+            return low, high
+
+        (low, high), *of_held_out = map(ends, given)
+        by = conformal.margin(*of_held_out[0], targets, level) if of_held_out else 0.0
+        return conformal.widened(low, high, by)
+
+    def _calibration(self, level: float) -> tuple[np.ndarray, np.ndarray]:
+        if self.held_out is None:
+            raise UsageError(
+                "interval: the run is from before held-out rows were kept with it: run it again with "
+                "--force, or take kind posterior"
+            )
+        number, fewest = len(self.held_out[1]), conformal.fewest(level)
+        if number < fewest:
+            raise UsageError(
+                f"interval: level {level:g} takes at least {fewest} held-out rows, and the run has {number}: "
+                "take a smaller level, or kind posterior"
+            )
+        return self.held_out
+
+    def _encoded(self, rows: Any) -> np.ndarray:
+        """Inputs `[B, D]`; warns of the first that is farther out than any training row can have been."""
+        inputs = self.encoder.encode_rows(rows)
+        # No one of n numbers is more than sqrt(n - 1) of their standard deviations from their mean.
+        far = np.abs(inputs) > math.sqrt(self.encoder.rows) + 1e-6
+        if far.any():
+            row, place = np.argwhere(far)[0]
+            warnings.warn(
+                f"row {row + 1}: column '{one_line(self.encoder.names[place])}' lies "
+                f"{abs(inputs[row, place]):.3g} standard deviations from the training rows' mean, outside "
+                f"all of them ({far.any(1).sum()} such rows): a prediction there is a guess, and so is its "
+                "interval",
+                stacklevel=3,
+            )
+        return inputs
+
+    def _prediction(self, inputs: np.ndarray, num_samples: int, seed: int) -> Prediction:
+        """Of encoded inputs `[B, D]`; all share their draws of the weights, in any call with this seed."""
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            return self.method.predict(torch.from_numpy(inputs).float(), num_samples, generator)
+
+    def _mixtures(self, prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
+        """Means and standard deviations of the S normals, each `[S, B]`, in the target's unit."""
+        assert isinstance(prediction, Gaussian)
+        target = self.encoder.target
+        mean = target.mean + target.scale * prediction.mean[..., 0].double().numpy()
+        return mean, target.scale * prediction.variance[..., 0].double().sqrt().numpy()

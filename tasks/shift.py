@@ -51,6 +51,7 @@ from bench.contract import (
 )
 from bench.data import array_digest
 from bench.settings import Count, settings
+from bench.spec import PREDICTED
 from bench.studies import shift
 from bench.studies.acquisition import bald
 from bench.studies.pictures import ImageGroup, ImageGroups, PictureTask, brightness
@@ -149,7 +150,7 @@ class Shift(PictureTask):
         of_parts = np.split(metrics.store(prediction.average()), ends)
         names = "val_log_probs", "calibration_log_probs", "log_probs", "foreign_log_probs"
         arrays = dict(zip(names, of_parts, strict=True))
-        information = bald(prediction).half().numpy()
+        information = bald(prediction).float().numpy()
         _, _, arrays["information"], arrays["foreign_information"] = np.split(information, ends)
         for name in ("log_probs", "information", "foreign_log_probs", "foreign_information"):
             arrays[name] = arrays[name].reshape(-1, len(test), *arrays[name].shape[1:])
@@ -172,9 +173,9 @@ class Shift(PictureTask):
         n, classes = self.num_test, self.num_classes
         found = {
             "log_probs": Layout("float16", (cells, n, classes), is_log_probs=True),
-            "information": Layout("float16", (cells, n)),
+            "information": Layout(PREDICTED, (cells, n)),
             "foreign_log_probs": Layout("float16", (foreign, n, classes), is_log_probs=True),
-            "foreign_information": Layout("float16", (foreign, n)),
+            "foreign_information": Layout(PREDICTED, (foreign, n)),
             "brightness": Layout("float32", (1 + foreign, n)),
             "labels": Layout("uint8", (n,)),
         }

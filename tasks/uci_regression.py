@@ -5,8 +5,9 @@ Question: how well does a posterior over a small network predict a number, and d
 Protocol: 20 random splits (5 of protein) into 90% training and 10% test rows; of the training rows the last
 10% are set aside for validation. One fit per split of a network with one hidden layer of 50 units (100 for
 protein), ReLU, prior N(0, 1). Inputs and target are standardised by the rows that are trained on; the
-standard deviation of the observation noise is learned along with each fit. Test log likelihood and RMSE are
-in the own unit of the target: means over the splits with their standard errors.
+standard deviation of the observation noise is learned along with each fit, or given by the network for every
+input (`--task.noise heteroscedastic`). Test log likelihood and RMSE are in the own unit of the target: means
+over the splits with their standard errors.
 
 Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 4.3 (Table 4.2);
 Hernandez-Lobato and Adams 2015 for sets, splits and networks.
@@ -25,7 +26,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from bench import likelihoods, networks, priors, tables
+from bench import networks, priors, tables
 from bench.contract import (
     Arrays,
     Budget,
@@ -44,6 +45,7 @@ from bench.errors import UsageError
 from bench.intervals import standard_error
 from bench.predictions import Gaussian
 from bench.settings import Count, settings
+from bench.spec import PREDICTED
 from bench.studies import normals
 from bench.studies.small import split_rows
 
@@ -93,8 +95,11 @@ class Settings:
     """Epochs per split, at least 1; null is 200 for tables of fewer than 2,000 rows, else 40."""
     batch_size: Count | None = 32
     """Examples per training step, at least 1; null is full batch."""
+    noise: normals.Noise = "learned"
+    """Standard deviation of the noise: learned is one for all rows, heteroscedastic one per input, which the
+    network gives as a second output."""
     test_samples: Count = 80
-    """Weight samples S per prediction, at least 1; all are stored, and 80 of the largest table fit 4 MB."""
+    """Weight samples S per prediction, at least 1; all are stored, and 80 of the largest table fit 8 MB."""
 
 
 class Standardised(NamedTuple):
@@ -207,8 +212,8 @@ class UCIRegression(Task):
         """The problem of a split."""
         own = self.standardised(split)
         units = self.settings.hidden or (100 if self.settings.dataset == "protein" else 50)
-        network = partial(networks.mlp, own.test_inputs.shape[1], 1, (units,))
-        likelihood = likelihoods.Gaussian("learned")
+        outputs, likelihood = normals.posed(self.settings.noise)
+        network = partial(networks.mlp, own.test_inputs.shape[1], outputs, (units,))
         return Problem(network, likelihood, PRIOR, own.train, own.val, len(own.train))
 
     def run(self, engine: Engine) -> Arrays:
@@ -250,7 +255,7 @@ class UCIRegression(Task):
         k, rows = self.num_splits, tables.SOURCES[self.settings.dataset].rows
         n = rows - round(0.9 * rows)
         return {
-            "mean": Layout("float16", (k, "S", n)),
+            "mean": Layout(PREDICTED, (k, "S", n)),
             "variance": Layout("float32", (k, ("S", 1), (n, 1))),
             "centre_and_scale": Layout("float64", (k, 2)),
             "targets": Layout("float64", (k, n)),

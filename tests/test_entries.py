@@ -222,10 +222,10 @@ REFUSED = {
         r"curves\.csv holds characters that are never printed: '\\x1b\[31m'",
     ),
     "too large": (
-        lambda run: curves("curve,series,x,value\n" + "".join(f"{i:>300},b,1,1\n" for i in range(14_000)))(
+        lambda run: curves("curve,series,x,value\n" + "".join(f"{i:>300},b,1,1\n" for i in range(28_000)))(
             run
         ),
-        r"has 4\.\d MiB of results; a committed record has at most 4",
+        r"has 8\.\d MiB of results; a committed record has at most 8",
     ),
 }
 

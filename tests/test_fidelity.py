@@ -158,7 +158,7 @@ def test_halves_of_a_sampler_become_reference_and_second_run():
     draws = np.concatenate([functions([0.0], [1.0]).repeat(5, 0), functions([100.0], [1.0]).repeat(5, 0)])
     found = make("toy").reference({"draws": draws.astype(np.float16)})
     assert {key: (a.shape, a.dtype) for key, a in found.items()} == {
-        key: ((80, 1), np.float16) for key in ("reference", "second")
+        key: ((80, 1), np.float32) for key in ("reference", "second")
     }
     assert np.abs(found["reference"]).max() < 4
     assert np.abs(found["second"] - 100.0).max() < 4
@@ -304,7 +304,7 @@ def test_one_fit_and_predictions_at_the_test_inputs():
     (problem,), (budget,) = recorder.problems, recorder.budgets
     assert (problem.num_train, budget.epochs, budget.batch_size) == (150, 7, 50)
     assert arrays["draws"].shape == (80, 300)
-    assert arrays["draws"].dtype == np.float16
+    assert arrays["draws"].dtype == np.float32
 
 
 def test_without_reference_the_distances_say_why(no_reference):

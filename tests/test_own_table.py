@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shutil
+import warnings
 
 import numpy as np
 import pytest
@@ -344,7 +345,7 @@ def test_a_loaded_run_predicts_what_it_predicted(runs):
     found = bench.load(directory).predict(rows_of(task))
     _, arrays = load_scores(directory)
     mean, sigma = normals.mixtures(arrays)
-    np.testing.assert_allclose([row["mean"] for row in found], mean[0], rtol=2e-3)
+    np.testing.assert_allclose([row["mean"] for row in found], mean[0], rtol=1e-6)  # of 11 bits: 2e-4
     np.testing.assert_allclose([row["sd"] for row in found], sigma[0, 0], rtol=1e-5)
     width = norm.ppf(0.95) * sigma[0, 0]
     np.testing.assert_allclose([row["high"] - row["mean"] for row in found], width, rtol=1e-4)
@@ -377,6 +378,57 @@ def test_classes_are_predicted_by_their_names(runs):
     assert row["probabilities"].keys() == {"Adelie", "Chinstrap", "Gentoo"}
     assert sum(row["probabilities"].values()) == pytest.approx(1)
     assert row["class"] == max(row["probabilities"], key=row["probabilities"].get)
+
+
+@pytest.mark.parametrize(
+    ("kind", "level"), [("posterior", 0.9), ("residual", 0.8), ("quantile", 0.8), ("quantile", 0.5)]
+)
+def test_intervals_are_calibrated_on_the_runs_held_out_rows(kind, level, runs):
+    """Against the definition, from what the same predictor says of these rows; the table is gone."""
+    task, predictor = make(), bench.load(runs[1]["mfvi", "body_mass_g", 0])
+    rows, targets = rows_of(task), task.own_data("test")[1].numpy()
+    found = predictor.interval(rows[:9], level, kind, num_samples=20)
+    assert found.shape == (9, 2)
+    base = predictor.interval(rows, level, num_samples=20)
+    if kind == "residual":
+        means = np.array([row["mean"] for row in predictor.predict(rows, num_samples=20)])
+        base = np.stack([means, means], 1)
+    by = 0.0
+    if kind != "posterior":
+        scores = sorted(max(low - y, y - high) for (low, high), y in zip(base, targets, strict=True))
+        by = scores[math.ceil((len(targets) + 1) * level) - 1]
+    np.testing.assert_allclose(found, base[:9] + np.array([-by, by]), rtol=1e-5)
+    if kind == "posterior":
+        said = predictor.predict(rows[:9], num_samples=20)
+        np.testing.assert_allclose(found, [[row["low"], row["high"]] for row in said])
+
+
+def test_intervals_that_cannot_be_had_are_refused_in_one_line(runs):
+    rows, predictor = rows_of(make())[:2], bench.load(runs[1]["map", "body_mass_g", 0])
+    for words, said in [
+        ((0.99, "quantile"), "takes at least 99 held-out rows, and the run has 68: take a smaller level"),
+        ((1.0,), "level 1.0 must be above 0 and below 1"),
+        ((0.9, "conformal"), "kind 'conformal' must be posterior, residual or quantile"),
+    ]:
+        with pytest.raises(UsageError, match=said):
+            predictor.interval(rows, *words)
+    predictor.held_out = None
+    assert predictor.interval(rows).shape == (2, 2)
+    with pytest.raises(UsageError, match="run it again with --force"):
+        predictor.interval(rows, 0.9, "residual")
+    with pytest.raises(UsageError, match="the target is a class"):
+        bench.load(runs[1]["mfvi", "species", 0]).interval(rows_of(make(target="species"))[:1])
+
+
+def test_a_row_outside_all_training_rows_is_told(runs):
+    """By the first of them; within them nothing is said."""
+    rows, predictor = rows_of(make())[:3], bench.load(runs[1]["map", "body_mass_g", 0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        predictor.predict(rows)
+    rows[1]["bill_depth_mm"] = 1e6
+    with pytest.warns(UserWarning, match=r"row 2: column 'bill_depth_mm' lies .* \(1 such rows\)"):
+        predictor.predict(rows)
 
 
 @pytest.mark.parametrize(
@@ -464,3 +516,137 @@ def test_it_is_on_no_board():
     spec = registry.task("own_table").cls(Settings()).spec
     assert spec.own_data
     assert not spec.ranked
+
+
+# ---- noise that differs from row to row
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory):
+    """A table whose noise grows with |x|, and two runs: one noise for all rows, or one for each."""
+    folder, draw = tmp_path_factory.mktemp("noisy"), np.random.default_rng(0)
+    x = draw.normal(size=500)
+    y = 5 + 3 * np.sin(x) + (0.1 + 0.7 * np.abs(x)) * draw.normal(size=500)
+    path = write(folder / "noisy.csv", {"x": x, "y": y})
+    done = {}
+    for noise in ("learned", "heteroscedastic"):
+        settings = {"file": str(path), "target": "y", "epochs": 25, "noise": noise}
+        rate = {"learning_rate": 0.02}
+        run = bench.run("map", "own_table", task_settings=settings, method_settings=rate, out=folder)
+        done[noise] = run.directory
+    return done
+
+
+def test_a_variance_head_learns_noise_that_grows(noisy):
+    """It predicts better, and its widths follow the truth, conformal or not."""
+    nlls = {}
+    for noise, directory in noisy.items():
+        task, arrays = load_scores(directory)
+        nlls[noise] = task.score(arrays)["nll"]
+        assert arrays["variance"].shape[-1] == (1 if noise == "learned" else 100)
+    assert nlls["heteroscedastic"] < nlls["learned"] - 0.1
+    predictor, rows = bench.load(noisy["heteroscedastic"]), [{"x": 0.1}, {"x": 2.0}]
+    near, far = predictor.predict(rows)
+    assert far["sd"] > 2 * near["sd"]
+    low, high = predictor.interval(rows, 0.8, "quantile").T
+    assert high[1] - low[1] > 2 * (high[0] - low[0])
+
+
+def test_coverage_by_width_is_told_by_the_run_and_by_its_report(noisy, tmp_path):
+    """By quarters where widths differ; where not, it says so."""
+    begins = {
+        "learned": "the 90% intervals are equally wide in all rows",
+        "heteroscedastic": "coverage of the 90% intervals by quarters of the rows, the narrowest first: ",
+    }
+    for noise, directory in noisy.items():
+        task, arrays = load_scores(directory)
+        (remark, *_) = remarks = task.remarks(arrays)
+        assert remark.startswith(begins[noise])
+        assert (directory / "notes.txt").read_text().splitlines()[-len(remarks) :] == remarks
+        assert cli.main(["report", str(directory), "--to", str(tmp_path / "r.html")]) == 0
+        assert f"seed 0: {remark}" in (tmp_path / "r.html").read_text()
+
+
+def test_wrong_widths_are_warned_of():
+    """Widths that grow fourfold where the noise does not; the same widths where it does: no warning."""
+    draw, sd = np.random.default_rng(0), np.geomspace(0.5, 2, 400)
+    arrays = {"mean": np.zeros((1, 400), np.float32), "variance": np.float32(sd**2)[None]}
+    arrays["centre_and_scale"] = np.array([0.0, 1.0])
+    for noise, is_warned in ((1.0, True), (sd, False)):
+        remarks = make().remarks(arrays | {"targets": noise * draw.normal(size=400)})
+        assert [remark.startswith("warning: some of these are too far from 0.90") for remark in remarks] == [
+            False,
+            *([True] if is_warned else []),
+        ]
+
+
+def test_noise_of_a_class_is_refused():
+    with pytest.raises(UsageError, match=r"--task\.noise heteroscedastic: is of numbers"):
+        make(target="species", noise="heteroscedastic").problem()
+
+
+# ---- numbers at the ends of what can be computed with
+
+TRAINED, TESTED = ["train"] * 30, ["test"] * 10
+
+
+@pytest.mark.parametrize("scale", ["1e38", "1e-40", "1e150", "1e-150"])
+def test_a_target_of_any_size_is_standardised_alike(scale, tmp_path):
+    """Beyond the range of 32 bits too: the same numbers to train on, and a log density moved by the unit."""
+    y = [math.sin(i) for i in range(40)]
+    tasks = [
+        make(write(tmp_path / f"{k}.csv", table(y=[v * unit for v in y])), "y", kind="regression")
+        for k, unit in enumerate((1.0, float(scale)))
+    ]
+    first, second = (task.own_data("train")[1] for task in tasks)
+    torch.testing.assert_close(first, second)
+    target, held_out = tasks[1].encoder.target, tasks[1].own_data("test")[1].numpy()
+    arrays = {"mean": np.zeros((1, 8), np.float32), "variance": np.ones((1, 1), np.float32)}
+    arrays |= {"centre_and_scale": np.array([target.mean, target.scale]), "targets": held_out}
+    expected = -norm.logpdf(held_out / target.scale, target.mean / target.scale).mean() + math.log(
+        target.scale
+    )
+    assert tasks[1].score(arrays)["nll"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"y": [i * 1e160 for i in range(40)]}, "the target 'y' holds numbers too large to be standardised"),
+        ({"y": [i * 1e-200 for i in range(40)]}, "the target 'y' differs too little from row to row"),
+        ({"y": [*range(39), 1e30]}, "is 1e\\+30 in a held-out row, more than 1e\\+12 standard deviations"),
+        (
+            {"y": [2**60 + 100 * i for i in range(40)]},
+            "column 'y' holds 11529215046068\\d+, of more digits than",
+        ),
+        ({"x": [2**60 + i % 2 for i in range(40)]}, "column 'x' holds 115292150460684697\\d, of more digits"),
+        ({"x": [2**53 + i % 2 for i in range(40)]}, "column 'x' holds 900719925474099\\d, of more digits"),
+    ],
+)
+def test_numbers_that_cannot_be_computed_with_are_refused_before_training(columns, said, tmp_path):
+    columns = table(part=TRAINED + TESTED) | columns
+    with pytest.raises(UsageError, match=said):
+        make(write(tmp_path / "t.csv", columns), "y", split_column="part", kind="regression").data_digest()
+
+
+def test_neighbours_beyond_32_bits_are_told_apart_or_it_is_said(tmp_path):
+    """16777217 is no float of 32 bits: another input among its like; among numbers to 1e9 a line says so."""
+    near = make(write(tmp_path / "near.csv", table(x=[16777216 + i % 2 for i in range(40)])), "y")
+    assert len(near.own_data("train")[0].unique()) == 2
+    assert not encoding.merged(near.encoder, near.inputs, near.rows["train"])
+    x = [16777216, 16777217, *(i * 10**9 // 40 for i in range(2, 40))]
+    wide = make(write(tmp_path / "wide.csv", table(x=x, part=TRAINED + TESTED)), "y", split_column="part")
+    assert len(wide.own_data("train")[0].unique()) == 29
+    assert "x: 30 different numbers are 29 different inputs in 32 bits" in wide.notes()["notes.txt"]
+    fine = make(write(tmp_path / "fine.csv", table(x=[0.1] * 40, z=[i / 7 for i in range(40)])), "y")
+    assert fine.data_digest()  # one text throughout is rounded, and the same
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_column_that_never_changed_is_not_looked_at(missing, tmp_path):
+    """What another value would mean nothing taught: its weights are where they started."""
+    c = [None if missing and i % 3 == 0 else 3.7 for i in range(40)]
+    task = make(write(tmp_path / "t.csv", table(c=c)), "y")
+    found = task.encoder.encode_rows([{"x": 1.0, "c": value} for value in (3.7, 4.0, 1e9)])
+    assert (found == found[0]).all()
+    assert ("not looked at: c" in task.notes()["notes.txt"]) == (not missing)

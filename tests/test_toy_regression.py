@@ -137,7 +137,7 @@ def test_run_is_at_no_distance_from_a_reference_made_of_itself():
     arrays = normal_arrays(lambda x: np.full_like(x, 0.1))
     reference = task.reference(arrays)
     assert reference["reference"].shape == (200, len(GRID))
-    assert reference["reference"].dtype == np.float16
+    assert reference["reference"].dtype == np.float32
     # 200 quantiles stand for 2000 draws: what they cut off the tails is 3% of the deviation.
     assert task.score(arrays | reference)["wasserstein_to_reference"] < 0.004
 
@@ -262,7 +262,7 @@ def test_run_predicts_at_grid_and_test_points():
     arrays = make(test_samples=5).run(engine)
     assert (engine.budgets[0].epochs, engine.budgets[0].batch_size) == (2000, 250)
     assert arrays["means"].shape == (5, NUM_INPUTS)
-    assert arrays["means"].dtype == np.float16
+    assert arrays["means"].dtype == np.float32
     assert arrays["variances"].shape == (1, 1)
     np.testing.assert_allclose(arrays["means"][0], inputs(), atol=2e-3)
     assert engine.logged.keys() == {make().spec.validation_metric}
@@ -276,7 +276,7 @@ def test_more_draws_than_asked_for_are_thinned_evenly():
     assert [int(((kept >= low) & (kept < low + 200)).sum()) for low in (0, 200, 400)] == pytest.approx(
         [200 / 3] * 3, abs=1
     )
-    assert sum(array.nbytes for array in (arrays | make().targets()).values()) < 400_000
+    assert sum(array.nbytes for array in (arrays | make().targets()).values()) < 440_000
 
 
 def test_variances_are_kept_where_they_differ():

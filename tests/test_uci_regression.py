@@ -220,7 +220,7 @@ def test_one_stage_and_one_fit_per_split(recorded):
     assert engine.stages == [(f"split {k}", k, 20) for k in range(1, 21)]
     assert {(b.epochs, b.batch_size, b.patience) for b in engine.budgets} == {(200, 32, None)}
     assert arrays["mean"].shape == (20, 5, 44)
-    assert arrays["mean"].dtype == np.float16
+    assert arrays["mean"].dtype == np.float32
     assert arrays["variance"].shape == (20, 1, 1)
     for problem in engine.problems:
         assert problem.num_train == len(problem.train) == 359

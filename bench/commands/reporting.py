@@ -169,6 +169,7 @@ def _line(line: Line, task: Any) -> dict[str, Any]:
         },
         "figures": figures,
         "note": note,
+        "remarks": _remarks(line.runs, task),
         "curves": _curves(line.runs),
     }
 
@@ -249,6 +250,26 @@ def _figures(runs: Iterable[Found], task: Any) -> tuple[list[dict[str, str]], st
             for name, content in found.items()
         ], escaped(note)
     return [], ""
+
+
+def _remarks(runs: Iterable[Found], task: Any) -> list[str]:
+    """What the task says of the predictions of each completed run, where it says anything."""
+    from bench.contract import Task
+    from bench.leaderboard.evidence.store import run_arrays
+    from bench.runs import registry
+    from bench.runs.runner import load_scores
+
+    if task is None or type(task).remarks is Task.remarks:
+        return []
+    said = []
+    for run in runs:
+        path = run_arrays(run.directory)
+        if run.record is None or run.record.status != "completed" or path is None:
+            continue
+        with registry.defects(f"the remarks on {run.directory}"):
+            protocol, arrays = load_scores(run.directory, path)
+            said += [escaped(f"seed {run.record.seed}: {remark}") for remark in protocol.remarks(arrays)]
+    return said
 
 
 def _svg(path: Path) -> bytes:

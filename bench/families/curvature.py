@@ -37,12 +37,19 @@ def pieces(batch: Batch) -> Iterator[Batch]:
 
 
 def output_roots(likelihood: Likelihood, outputs: Tensor, piece: Batch) -> Tensor:
-    """R `[B, C, C]`: R R^T is the Hessian of an example's weighted NLL in its outputs `[B, C]`."""
+    """R `[B, C, C]`: R R^T is the Hessian of an example's weighted NLL in its outputs `[B, C]`.
+
+    Or its expectation, the Fisher information, where the Hessian depends on the target and may be negative
+    (`Likelihood.fisher`; Martens 2020, "New Insights and Perspectives on the Natural Gradient Method").
+    """
     outputs = outputs.detach().requires_grad_()
-    nll = -likelihood.log_prob(outputs[None], piece.targets).sum()
-    (slope,) = torch.autograd.grad(nll, outputs, create_graph=True)
-    columns = [torch.autograd.grad(c.sum(), outputs, retain_graph=True)[0] for c in slope.unbind(1)]
-    hessian = torch.stack(columns, 2).double()
+    expected = likelihood.fisher(outputs.detach())
+    if expected is None:
+        nll = -likelihood.log_prob(outputs[None], piece.targets).sum()
+        (slope,) = torch.autograd.grad(nll, outputs, create_graph=True)
+        columns = [torch.autograd.grad(c.sum(), outputs, retain_graph=True)[0] for c in slope.unbind(1)]
+        expected = torch.stack(columns, 2)
+    hessian = expected.double()
     if piece.weights is not None:
         hessian = hessian * piece.weights[:, None, None]
     values, vectors = torch.linalg.eigh(hessian)

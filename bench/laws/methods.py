@@ -43,6 +43,7 @@ PREDICTIONS = {
     likelihoods.Categorical: predictions.Categorical,
     likelihoods.Bernoulli: predictions.Bernoulli,
     likelihoods.Gaussian: predictions.Gaussian,
+    likelihoods.Heteroscedastic: predictions.Gaussian,
 }
 
 

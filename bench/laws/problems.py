@@ -159,6 +159,18 @@ def known_noise() -> Problem:
     return replace(regression(), likelihood=likelihoods.Gaussian(0.3, 2))
 
 
+def varying_noise() -> Problem:
+    """A number from vectors of 3, with noise that the network gives as its second output."""
+    problem = regression()
+
+    def one_target(part: Any) -> TensorDataset:
+        inputs, targets = part.tensors
+        return TensorDataset(inputs, targets[:, :1])
+
+    train, val = one_target(problem.train), one_target(problem.val)
+    return replace(problem, likelihood=likelihoods.Heteroscedastic(), train=train, val=val)
+
+
 def linear() -> Problem:
     """Two outputs, linear in vectors of 3, with noise of known size."""
     return _of(known_noise(), linear_network)
@@ -218,6 +230,7 @@ UNUSUAL = {
     "residual": residual,
     "large": large,
     "known_noise": known_noise,
+    "varying_noise": varying_noise,
     "linear": linear,
     "pixels": pixels,
 }

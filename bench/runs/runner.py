@@ -416,7 +416,12 @@ def _write(
             charts = task.figures(arrays)
             figures.save(charts, directory / "figures", figures.footer([record.label]))
     with _spared(directory, log, notify, "notes"):
-        for name, text in task.notes().items():
+        notes = dict(task.notes())
+        if remarks := [] if arrays is None else task.remarks(arrays):
+            notes["notes.txt"] = (
+                "\n".join([notes.get("notes.txt", "").rstrip("\n"), *remarks]).lstrip() + "\n"
+            )
+        for name, text in notes.items():
             files.write(directory / name, text.encode())
     records.write_curves(directory, own + rows)
     holdings.keep(directory)

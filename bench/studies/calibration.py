@@ -10,13 +10,12 @@ Shapes: N examples, C classes. Log-probabilities are normalised, in nats and in 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from scipy import optimize
 
 from bench import metrics
 from bench.spec import Metric
+from bench.studies import conformal
 
 BINS = 15
 """Of both calibration errors."""
@@ -143,9 +142,7 @@ def threshold(log_probs: np.ndarray, labels: np.ndarray, level: float = LEVEL) -
         labels: `[n]`.
         level: Coverage promised, in (0, 1).
     """
-    scores = np.sort(-log_probs[np.arange(len(labels)), labels])
-    rank = math.ceil((len(scores) + 1) * level - 1e-9)
-    return float(scores[rank - 1]) if rank <= len(scores) else math.inf
+    return conformal.smallest(-log_probs[np.arange(len(labels)), labels], level)
 
 
 def sets(log_probs: np.ndarray, largest: float) -> np.ndarray:

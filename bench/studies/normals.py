@@ -6,27 +6,37 @@ stored means and variances are of standardised targets, everything computed from
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from scipy.special import logsumexp, ndtr
 
-from bench import figures
+from bench import figures, likelihoods
+from bench.contract import Likelihood
 from bench.spec import Arrays, Row
+from bench.studies import conformal
+
+Noise = Literal["learned", "heteroscedastic"]
+"""Of the target: one standard deviation that is learned along, or one per input that the network gives."""
 
 LEVELS = np.arange(10, 100, 10)
 """Central intervals whose coverage is drawn, in percent."""
 
-LARGEST = 6e4
-"""Stored means are clamped here, in standard deviations of the target, so that they fit float16."""
 SMALLEST = 1e-12
 """Least stored variance, in squared standard deviations of the target."""
 
 
+def posed(noise: Noise) -> tuple[int, Likelihood]:
+    """How many outputs a network has for a number with this noise, and how they explain it."""
+    if noise == "heteroscedastic":
+        return 2, likelihoods.Heteroscedastic()
+    return 1, likelihoods.Gaussian("learned")
+
+
 def stored(mean: torch.Tensor, variance: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Means `[S, N]` as float16 and variances `[S, N]` as float32."""
-    return mean.clamp(-LARGEST, LARGEST).half().numpy(), variance.clamp(min=SMALLEST).numpy()
+    """Means and variances `[S, N]` as float32, in which networks compute: nothing is rounded."""
+    return mean.float().numpy(), variance.clamp(min=SMALLEST).float().numpy()
 
 
 def without_repeats(variance: np.ndarray) -> np.ndarray:
@@ -66,6 +76,42 @@ def below(mean: np.ndarray, sigma: np.ndarray, values: np.ndarray) -> np.ndarray
 def coverage(below: np.ndarray, level: float) -> float:
     """Share of targets inside the central interval of this level, of the probabilities below them."""
     return float((np.abs(below - 0.5) <= level / 2).mean())
+
+
+def by_width(mean: np.ndarray, sigma: np.ndarray, below: np.ndarray) -> list[conformal.Quartile]:
+    """Coverage of the central 90% intervals by quarters of the predicted standard deviation.
+
+    Args:
+        mean: Of mixtures `[S, N]`.
+        sigma: Of mixtures, as `mixtures` gives them.
+        below: Probabilities below the targets `[N]`.
+    """
+    sd = np.sqrt((np.broadcast_to(sigma, mean.shape) ** 2).mean(0) + mean.var(0))
+    return conformal.by_width(sd, np.abs(below - 0.5) <= 0.45)
+
+
+def remarks(arrays: Arrays) -> list[str]:
+    """Sentences on the coverage of the central 90% intervals by quarters of the predicted width.
+
+    Args:
+        arrays: As of `mixtures`, of one split, and `targets` `[N]`.
+    """
+    mean, sigma = mixtures(arrays)
+    quarters = by_width(mean, sigma, below(mean, sigma, arrays["targets"]))
+    if not quarters:
+        return [
+            "the 90% intervals are equally wide in all rows: where the noise differs from row to row, "
+            "--task.noise heteroscedastic learns it"
+        ]
+    shares = ", ".join(f"{covered / size:.2f}" for size, covered in quarters)
+    said = [f"coverage of the 90% intervals by quarters of the rows, the narrowest first: {shares}"]
+    if conformal.is_bad(quarters, 0.9):
+        said.append(
+            "warning: some of these are too far from 0.90 for chance (binomial, false alarms in 1%): the "
+            "intervals are wrong where they are narrow or wide; --task.noise heteroscedastic, or "
+            "conformal ones (docs/own-data.md)"
+        )
+    return said
 
 
 def coverage_rows(below: np.ndarray) -> list[Row]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pydantic
+import safetensors.numpy
 import torch
 
-from bench import metrics, randomness
+from bench import likelihoods, metrics, randomness
+from bench.contract import Likelihood
 from bench.errors import UsageError
 from bench.predictions import Prediction
 from bench.spec import Arrays, Metric
-from bench.studies import calibration
+from bench.studies import calibration, normals
 from bench.system import files
 from bench.text import one_line
 
@@ -46,6 +49,33 @@ def read_encoder(directory: Path, kind: type[Kept]) -> Kept:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
     except pydantic.ValidationError as error:
         raise UsageError(f"{path} is no encoder: {one_line(error.errors()[0]['msg'])}") from None
+
+
+def posed(classes: Sequence[str], noise: normals.Noise) -> tuple[int, Likelihood]:
+    """How many outputs a network has for a target of these classes, or of none, and how they explain it.
+
+    Raises:
+        UsageError: If noise is to be learned of a class.
+    """
+    if not classes:
+        return normals.posed(noise)
+    if noise != "learned":
+        raise UsageError(f"--task.noise {noise}: is of numbers, and the target is a class")
+    return len(classes), likelihoods.Categorical()
+
+
+def held_out(directory: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """Encoded inputs `[n, D]` and numbers `[n]` of a run's held-out rows; None if it keeps none.
+
+    Raises:
+        UsageError: If the file of its arrays is not there, or damaged; one line.
+    """
+    path = directory / "arrays.safetensors"
+    try:
+        arrays = safetensors.numpy.load(files.read(path))
+    except (OSError, safetensors.SafetensorError) as error:
+        raise UsageError(f"{path}: cannot be read: {one_line(error)}") from None
+    return (arrays["inputs"], arrays["targets"]) if "inputs" in arrays else None
 
 
 def undefinable(measures: dict[str, Metric]) -> dict[str, Metric]:

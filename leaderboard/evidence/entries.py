@@ -39,7 +39,7 @@ from bench.spec import Arrays, Row, Spec
 from bench.system.files import write_all, writing
 from bench.system.source import source_hash
 
-_LARGEST = 4 * 2**20
+_LARGEST = 8 * 2**20
 _FILES = ("arrays.safetensors", "curves.csv", "record.json")
 """In the order in which they are put in place: where the record stands, the rest is there."""
 POINTS = 100
@@ -68,7 +68,7 @@ def add(run: Path, to: Path = RECORDS, force: bool = False) -> Path:
     contents["curves.csv"] = thinned(contents["curves.csv"])
     contents["record.json"] = as_kept(record, contents["record.json"])
     if (size := sum(map(len, contents.values()))) > _LARGEST:
-        raise UsageError(f"{run} has {size / 2**20:.1f} MiB of results; a committed record has at most 4")
+        raise UsageError(f"{run} has {size / 2**20:.1f} MiB of results; a committed record has at most 8")
     directory = to / record.task.identity / record.method.identity / f"seed{record.seed}"
     if directory.exists() and not force:
         raise UsageError(f"{directory} is there already: it is kept; --force replaces it")

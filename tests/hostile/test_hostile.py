@@ -312,7 +312,7 @@ def invented(name, count):
         made = generator.uniform(0, 1, shape)
         if layout.is_log_probs:
             made = np.log(made / made.sum(-1, keepdims=True))
-        arrays[array] = made.astype(layout.dtype)
+        arrays[array] = made.astype(layout.dtype if isinstance(layout.dtype, str) else layout.dtype[0])
     return task, arrays
 
 
