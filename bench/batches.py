@@ -18,6 +18,8 @@ CPU = torch.device("cpu")
 
 _LARGEST_PIECE = 50_000_000
 """Floats of inputs, or of outputs, that one piece of a prediction may hold."""
+_LARGEST_ON_DEVICE = 2**31
+"""Bytes of a data set in memory that is brought to a device whole; of a larger one every batch is."""
 
 
 class _Ordered:
@@ -95,6 +97,7 @@ class TensorBatches(_Ordered):
     Args:
         tensors: Inputs `[N, ...]`, targets `[N, ...]` and perhaps weights `[N]`.
         order: As of `batches`.
+        device: Where batches are gathered: all examples are brought there once, unless they are too large.
     """
 
     def __init__(
@@ -104,16 +107,19 @@ class TensorBatches(_Ordered):
         seed: int | None,
         ranks: tuple[int, int] = (0, 1),
         draws: int | None = None,
+        device: torch.device = CPU,
     ) -> None:
         super().__init__(len(tensors[0]), batch_size, seed, ranks, draws)
         self.tensors = tensors
+        self.device = device if sum(t.nbytes for t in tensors) <= _LARGEST_ON_DEVICE else CPU
 
     def __iter__(self) -> Iterator[Batch]:
+        self.tensors = tuple(t.to(self.device) for t in self.tensors)
         if self.in_own_order and self.ranks[1] == 1:
             for parts in zip(*(t.split(self.batch_size) for t in self.tensors), strict=True):
                 yield Batch(*parts)
             return
-        for rows in (self.order() % self.size).split(self.batch_size):
+        for rows in (self.order() % self.size).to(self.device).split(self.batch_size):
             own = self.share(rows)
             yield Batch(*(t[own] for t in self.tensors))
 
@@ -214,7 +220,7 @@ def batches(
         UsageError: If the examples are neither.
     """
     if isinstance(examples, TensorDataset):
-        return TensorBatches(examples.tensors, batch_size, seed, ranks, draws)
+        return TensorBatches(examples.tensors, batch_size, seed, ranks, draws, device)
     if isinstance(examples, Stored):
         return StoredBatches(examples, batch_size, seed, ranks, draws, device, workers, augment)
     raise UsageError(f"examples must be a TensorDataset or a Stored, not a {type(examples).__name__}")

@@ -366,10 +366,11 @@ def knowing(*names):
     return {name for name, path in SOURCES.items() if touches(imports(path, name), *names)}
 
 
-def test_only_the_contract_trainer_watch_and_stacked_know_lightning():
+def test_only_the_contract_and_what_trains_know_lightning():
     assert knowing("pytorch_lightning", "lightning") == {
         "bench.contract",
         "bench.engine.stacked",
+        "bench.engine.steps",
         "bench.engine.trainer",
         "bench.engine.watch",
     }

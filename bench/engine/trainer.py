@@ -8,6 +8,7 @@ they train.
 from __future__ import annotations
 
 import ctypes
+import inspect
 import logging
 import os
 import signal
@@ -29,6 +30,7 @@ from pytorch_lightning.trainer.connectors import callback_connector
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from bench.contract import Budget
+from bench.engine import steps
 from bench.engine.checkpoints import fitting, forget, read, save
 from bench.engine.watch import Watch
 from bench.errors import UsageError
@@ -115,8 +117,6 @@ def place(options: TrainerOptions) -> Place:
 
 def make(options: TrainerOptions, budget: Budget, place: Place) -> pl.Trainer:
     """A Trainer for one fit on the device of this process."""
-    if place.world == 1:
-        return _trainer(options, max_epochs=budget.epochs)
     devices: Any = [place.device.index] if place.device.type == "cuda" else 1
     own = replace(options, devices=devices, num_nodes=1, strategy="auto")
     return _trainer(own, [LightningEnvironment()], max_epochs=budget.epochs)
@@ -131,7 +131,7 @@ def _trainer(options: TrainerOptions, plugins: list[Any] | None = None, max_epoc
         plugins = [TorchElasticEnvironment()] if os.environ.keys() >= _TORCHRUN else []
     with warnings.catch_warnings(), _as_usage_error(), _own_callbacks_alone():
         warnings.filterwarnings("ignore", module="pytorch_lightning")
-        trainer = pl.Trainer(
+        trainer = _Trainer(
             accelerator=options.accelerator,
             devices=devices,
             strategy=options.strategy,
@@ -171,10 +171,21 @@ def fit(trainer: pl.Trainer, module: pl.LightningModule, watch: Watch, loader: A
     callbacks: list[Any] = vars(trainer)["callbacks"]  # untyped there
     callbacks.append(watch)
     resume = from_first(lambda: watch.resume)
-    with warnings.catch_warnings(), _interruptible(trainer), _restored(watch, resume):
+    with (
+        warnings.catch_warnings(),
+        _interruptible(trainer),
+        _restored(watch, resume),
+        steps.at_once(trainer, module, watch, loader) as batches,
+    ):
         warnings.filterwarnings("ignore", module="pytorch_lightning")
-        trainer.fit(module, loader, val, ckpt_path=resume, weights_only=True if resume else None)
+        trainer.fit(module, batches, val, ckpt_path=resume, weights_only=True if resume else None)
     module.trainer = None
+
+
+class _Trainer(pl.Trainer):
+    """Lightning's Trainer, without the options that variables `PL_TRAINER_...` add: no record would tell."""
+
+    __init__ = inspect.unwrap(pl.Trainer.__init__)
 
 
 class _Checkpoints(CheckpointIO):

@@ -134,7 +134,25 @@ class Watch(pl.callbacks.Checkpoint):
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
+        """Adds a step that Lightning has made, and saves the fit where its epoch can go on.
+
+        Raises:
+            Diverged: As `add`.
+        """
+        if not isinstance(batch, Batch):  # an epoch, of which `bench.engine.steps` has told every step
+            return
+        self.add(trainer, outputs, batch)
+        goes_on = hasattr(trainer.train_dataloader, "state_dict") and not trainer.is_last_batch
+        if self.partial is not None and goes_on:
+            self._save(trainer, self.partial)
+
+    def add(self, trainer: pl.Trainer, outputs: dict[str, Tensor], batch: Batch) -> None:
         """Adds the losses of a step.
+
+        Args:
+            trainer: Of the fit.
+            outputs: The loss and its terms, in nats per example, under their names.
+            batch: What the step was made on.
 
         Raises:
             Diverged: If the loss is not finite, of this step or of one that was not looked at yet.
@@ -154,9 +172,6 @@ class Watch(pl.callbacks.Checkpoint):
         self._sums = terms * rows if self._sums is None else self._sums + terms * rows
         if is_told:
             self._notify_steps()
-        goes_on = hasattr(trainer.train_dataloader, "state_dict") and not trainer.is_last_batch
-        if self.partial is not None and goes_on:
-            self._save(trainer, self.partial)
 
     def _look(self, trainer: pl.Trainer) -> None:
         """Raises Diverged at the first step since the last look whose loss is not finite."""
