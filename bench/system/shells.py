@@ -9,7 +9,6 @@ compiles a network, or computes a metric of torchmetrics, finds the same package
 
 from __future__ import annotations
 
-import importlib
 import logging
 import sys
 import threading
@@ -29,10 +28,8 @@ class Shell(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__all__":  # of tools that look at every module
             raise AttributeError(f"module '{self.__name__}' has no attribute '{name}'")
-        held = _TORCHMETRICS if self.__name__ == "torchmetrics" else {}
-        if name in held:
-            importlib.import_module("torchmetrics.utilities")  # first, since the two import each other
-            return getattr(importlib.import_module(held[name]), name)
+        if self.__name__ == "torchmetrics" and name in _TORCHMETRICS:
+            return _TORCHMETRICS[name]()
         fill(self)
         return getattr(self, name)
 
@@ -49,8 +46,21 @@ def fill(package: Any) -> None:
 
 # ------------------------------------------------------------------------------------------------- the names
 
-_TORCHMETRICS = {"Metric": "torchmetrics.metric", "MetricCollection": "torchmetrics.collections"}
-_FREE = (*_TORCHMETRICS.values(), "torchmetrics.utilities")
+
+def _metric() -> Any:
+    from torchmetrics.metric import Metric
+
+    return Metric
+
+
+def _collection() -> Any:
+    from torchmetrics.collections import MetricCollection
+
+    return MetricCollection
+
+
+_TORCHMETRICS = {"Metric": _metric, "MetricCollection": _collection}
+_FREE = ("torchmetrics.metric", "torchmetrics.collections", "torchmetrics.utilities")
 """Modules that the two classes need, by how their names begin."""
 
 
