@@ -48,12 +48,14 @@ def fill(package: Any) -> None:
 
 
 def _metric() -> Any:
+    import torchmetrics.utilities  # noqa: F401  # first, since the two import each other
     from torchmetrics.metric import Metric
 
     return Metric
 
 
 def _collection() -> Any:
+    import torchmetrics.utilities  # noqa: F401  # as above
     from torchmetrics.collections import MetricCollection
 
     return MetricCollection
