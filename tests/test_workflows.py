@@ -92,7 +92,7 @@ def test_submissions_are_checked_by_the_code_of_the_base_branch():
     workflow = read(FOLDER / "submission.yml")
     code, data = (step["with"] for step in steps(workflow) if "checkout" in step.get("uses", ""))
     assert (code["ref"], code["path"]) == ("${{ github.event.pull_request.base.sha }}", "base")
-    assert (data["ref"], data["path"]) == ("${{ github.event.pull_request.head.sha }}", "head")
+    assert (data["ref"], data["path"]) == ("${{ github.sha }}", "head")
     assert data["sparse-checkout-cone-mode"] is False
     assert data["sparse-checkout"].split() == ["/leaderboard/submissions/", "/leaderboard/store/"]
     (install,) = (step for step in steps(workflow) if "pip install" in step.get("run", ""))
@@ -168,9 +168,9 @@ def git(folder, *arguments):
 
 
 def committed(folder, submissions):
-    """A repository whose submissions hold these files, by path."""
+    """A repository whose submissions hold these files, by path; those that begin with / lie at its root."""
     for path, text in submissions.items():
-        file = folder / "leaderboard" / "submissions" / path
+        file = folder / path[1:] if path[0] == "/" else folder / "leaderboard" / "submissions" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
     git(folder, "init", "--quiet")
@@ -182,20 +182,23 @@ def committed(folder, submissions):
 def verified(tmp_path):
     """Runs the step on a base and a head; gives exit code, output, calls of bench and the summary."""
 
-    def run(base, head):
+    def run(base, head, account="somebody", association="NONE"):
         for name, submissions in (("base", base), ("head", head)):
             (tmp_path / name).mkdir()
             committed(tmp_path / name, submissions)
         (tmp_path / "bin").mkdir()
         (tmp_path / "bin" / "bench").write_text(BENCH)
         (tmp_path / "bin" / "bench").chmod(0o755)
-        (tmp_path / "bin" / "python").symlink_to(sys.executable)
+        (tmp_path / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        (tmp_path / "bin" / "python").chmod(0o755)
         (*_, step) = steps(read(FOLDER / "submission.yml"))
         calls, summary = tmp_path / "calls", tmp_path / "summary"
         calls.touch()
         environment = os.environ | {
             "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "CALLS": str(calls),
+            "ACCOUNT": account,
+            "ASSOCIATION": association,
             "GITHUB_STEP_SUMMARY": str(summary),
         }
         done = subprocess.run(
@@ -211,42 +214,91 @@ def verified(tmp_path):
     return run
 
 
-OLD = {"old/submission.json": "{}", "README.md": "what lies here"}
-
-
-def test_what_has_changed_is_verified_and_nothing_else(verified):
-    head = OLD | {"new/submission.json": "{}", "other/submission.json": "{}"}
-    code, out, calls, summary = verified(OLD | {"other/submission.json": "[]"}, head)
-    assert code == 0, out
-    assert calls == [f"verify ../head/leaderboard/submissions/{slug}" for slug in ("new", "other")]
-    assert "| new | accepted |\n| other | accepted |\n2 changed, 0 rejected\n" in summary
-
-
-def test_one_that_is_rejected_fails_the_check_and_stops_no_other(verified):
-    head = OLD | {"a/bad": "", "b/submission.json": "{}"}
-    code, _, calls, summary = verified(OLD, head)
-    assert code == 1
-    assert len(calls) == 2
-    assert "| a | rejected |\n| b | accepted |\n2 changed, 1 rejected\n" in summary
+OLD = {
+    "old/submission.json": "{}",
+    "rival/submission.json": "{}",
+    "/leaderboard/owners.toml": 'old = "Author"\n',
+    "/leaderboard/status.toml": "",
+    "/leaderboard/store/ab": "arrays",
+    "/bench/code.py": "1",
+}
+NEW = {"new/submission.json": "{}"}
 
 
 @pytest.mark.parametrize(
-    "name", ["$(touch owned)", "a b", "-x", "a\nb", "`touch owned`", "A", "a;touch owned", "é"]
+    ("head", "account", "slug"),
+    [
+        (OLD | NEW, "anybody", "new"),
+        (OLD | {"-x/submission.json": "{}"}, "anybody", "-x"),  # hyphens are of a slug
+        (OLD | {"old/submission.json": "[]"}, "author", "old"),
+    ],
 )
-def test_a_name_that_is_no_slug_is_rejected_and_not_shown(verified, tmp_path, name):
-    code, out, calls, summary = verified(OLD, OLD | {f"{name}/submission.json": "{}"})
-    if name == "-x":  # hyphens are of a slug
-        assert calls == ["verify ../head/leaderboard/submissions/-x"]
-        return
+def test_one_submission_of_ones_own_is_verified(verified, head, account, slug):
+    code, out, calls, summary = verified(OLD, head, account)
+    assert code == 0, out
+    assert calls == [f"verify ../head/leaderboard/submissions/{slug}"]
+    assert f"| {slug} | accepted |\n1 changed, 0 rejected\n" in summary
+
+
+def without(files, name):
+    return {path: text for path, text in files.items() if not path.startswith(name)}
+
+
+@pytest.mark.parametrize(
+    ("head", "told"),
+    [
+        (OLD | NEW | {"newer/submission.json": "{}"}, "2 submissions are touched"),
+        (OLD | {"old/submission.json": "[]"}, "old is on the board already"),
+        (OLD | {"rival/submission.json": "[]"}, "rival is on the board already"),
+        (without(OLD, "rival/"), "a submission is deleted"),
+        (without(OLD, "rival/") | NEW, "2 submissions are touched"),
+        (without(OLD, "rival/") | {"rival/more": ""}, "rival is on the board already"),
+        (OLD | {"/leaderboard/status.toml": "[rival]"}, "status.toml is touched"),
+        (OLD | {"/leaderboard/owners.toml": 'rival = "somebody"'}, "owners.toml is touched"),
+        (OLD | NEW | {"/leaderboard/owners.toml": 'new = "me"'}, "owners.toml is touched"),
+        (OLD | {"/leaderboard/store/ab": "others"}, "store/ab is touched"),
+        (without(OLD, "/leaderboard/store/"), "store/ab is touched"),
+        (OLD | {"/leaderboard/check/targets.txt": "mine"}, "targets.txt is touched"),
+        (OLD | NEW | {"/bench/code.py": "2"}, "bench/code.py is touched"),
+    ],
+)
+def test_what_is_not_ones_own_is_refused(verified, head, told):
+    code, out, calls, summary = verified(OLD, head)
+    assert (code, calls) == (1, [])
+    assert told in out
+    assert out.count("refused: ") == 1
+    assert "| (what the request touches) | refused |" in summary
+
+
+def test_maintainers_may_touch_all_of_it(verified):
+    head = without(OLD, "rival/") | NEW | {"old/bad": "", "/leaderboard/status.toml": "[old]"}
+    code, _, calls, summary = verified(OLD, head, association="OWNER")
     assert code == 1
-    assert calls == []
-    assert "| (a name that is no slug" in summary
-    assert name not in out + summary.replace("a name that is", "")
+    assert len(calls) == 2
+    assert "| new | accepted |\n| old | rejected |\n2 changed, 1 rejected\n" in summary
+
+
+@pytest.mark.parametrize(
+    "name", ["$(touch owned)", "a b", "a\nb", "`touch owned`", "A", "a;touch owned", "é"]
+)
+@pytest.mark.parametrize("association", ["NONE", "MEMBER"])
+def test_a_name_that_is_no_slug_is_refused(verified, tmp_path, name, association):
+    code, out, calls, summary = verified(OLD, OLD | {f"{name}/submission.json": "{}"}, "x", association)
+    assert (code, calls) == (1, [])
+    assert "is no slug" in out
+    assert name not in summary
+    assert not list(tmp_path.rglob("owned"))
+
+
+@pytest.mark.parametrize("account", ["$(touch owned)", "`touch owned`", "--maintainer"])
+def test_an_account_is_only_a_name(verified, tmp_path, account):
+    code, _, calls, _ = verified(OLD, OLD | {"rival/submission.json": "[]"}, account)
+    assert (code, calls) == (1, [])
     assert not list(tmp_path.rglob("owned"))
 
 
 def test_what_bench_prints_is_no_command(verified):
-    _, out, _, _ = verified(OLD, OLD | {"new/submission.json": "{}"})
+    _, out, _, _ = verified(OLD, OLD | NEW)
     lines = out.splitlines()
     at = lines.index("::error::a command to the runner")
     fence = lines[at - 1].removeprefix("::stop-commands::")
@@ -254,6 +306,7 @@ def test_what_bench_prints_is_no_command(verified):
     assert lines[at + 1] == f"::{fence}::"
 
 
-def test_a_request_without_submissions_passes(verified):
-    code, out, calls, _ = verified(OLD, {})
+@pytest.mark.parametrize("head", [OLD, OLD | {"/bench/code.py": "2"}])
+def test_a_request_without_evidence_passes(verified, head):
+    code, out, calls, _ = verified(OLD, head)
     assert (code, calls) == (0, []), out
