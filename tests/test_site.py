@@ -1,12 +1,15 @@
 """The board's pages as files: what they hold, what strangers cannot put in, the same bytes every time."""
 
+import contextlib
 import csv
+import http.client
 import io
 import json
 import re
+import shutil
+import socket
 import threading
-import urllib.error
-import urllib.request
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -345,21 +348,91 @@ def test_unknown_actions_and_missing_folders_are_one_line(tmp_path, capsys):
     assert cli.main(["board", "--help"]) == 0
 
 
-def test_serving_is_for_this_machine_alone(site):
-    with serving.server(site, 0) as server:
+@contextlib.contextmanager
+def served(folder, **options):
+    """The port of a server of pages."""
+    with serving.server(folder, 0, **options) as server:
         assert server.server_address[0] == "127.0.0.1"
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
-            place = f"http://127.0.0.1:{server.server_address[1]}"
-            with urllib.request.urlopen(f"{place}/index.html", timeout=10) as answer:
-                assert answer.read() == (site / "index.html").read_bytes()
-                assert answer.headers["X-Content-Type-Options"] == "nosniff"
-            with pytest.raises(urllib.error.HTTPError):
-                urllib.request.urlopen(f"{place}/../../etc/passwd", timeout=10)
+            yield server.server_address[1]
         finally:
             server.shutdown()
             thread.join()
+
+
+def asked(port, path="/index.html", **headers):
+    """Status, headers and body of an answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    return answer.status, answer.headers, answer.read()
+
+
+def test_serving_is_for_this_machine_alone(site):
+    with served(site) as port:
+        status, headers, body = asked(port)
+        assert (status, body) == (200, (site / "index.html").read_bytes())
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+        assert "script-src 'self'" in headers["Content-Security-Policy"]
+        assert asked(port, "/../../etc/passwd")[0] == 404
+        assert asked(port, Host=f"localhost:{port}")[0] == 200
+        for other in ("evil.example", f"evil.example:{port}", "127.0.0.1", "127.0.0.1:1", ""):
+            assert asked(port, Host=other)[0] == 421
+
+
+def test_links_out_of_the_site_are_not_followed_and_folders_not_listed(site, tmp_path):
+    """Neither a link to a file, nor to a folder, nor an index that is one."""
+    copy = Path(shutil.copytree(site, tmp_path / "site"))
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/page.html").write_text("secret")
+    (copy / "link.html").symlink_to(tmp_path / "secret")
+    (copy / "out").symlink_to(tmp_path / "folder")
+    (copy / "inside").mkdir()
+    (copy / "inside/page.html").write_text("a page")
+    (copy / "indexed").mkdir()
+    (copy / "indexed/index.html").symlink_to(tmp_path / "secret")
+    with served(copy) as port:
+        for path in (
+            "/link.html",
+            "/out/page.html",
+            "/out/",
+            "/indexed/",
+            "/inside/",
+            "/inside/../link.html",
+        ):
+            status, _, body = asked(port, path)
+            assert (status, b"secret" in body, b"page.html" in body) == (404, False, False), path
+        assert asked(port, "/inside/page.html")[2] == b"a page"
+        assert asked(port, "/")[2] == (site / "index.html").read_bytes()
+
+
+def test_slow_connections_are_few_and_end(site):
+    """Of twelve that send a byte at a time four are held, and none beyond its deadline."""
+    with served(site, most=4, seconds=1.0) as port:
+        before = threading.active_count()
+        slow = [socket.create_connection(("127.0.0.1", port), timeout=10) for _ in range(12)]
+        began, ended = time.monotonic(), []
+        while len(ended) < 12 and time.monotonic() < began + 8:
+            for one in [one for one in slow if one not in ended]:
+                try:
+                    one.send(b"G")
+                    one.setblocking(False)
+                    if one.recv(100) == b"":
+                        ended.append(one)
+                except BlockingIOError:
+                    pass
+                except OSError:
+                    ended.append(one)
+            assert threading.active_count() <= before + 2 * 4
+            time.sleep(0.1)
+        assert len(ended) == 12
+        assert asked(port)[0] == 200
+        for one in slow:
+            one.close()
 
 
 @pytest.mark.slow
