@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from boards import Maker, example, identity, task_names
 
+from bench import cli
 from bench.errors import DataError, UsageError
 from bench.leaderboard.rank import board as boarding
 from bench.leaderboard.rank import pairing
@@ -393,6 +394,27 @@ def test_without_arrays_claims_are_ranked_on_seeds_alone_and_told(maker, build):
     assert [tuple(row["ranks"]) for row in table["entries"]] == [p.ranks for p in rank(values, False).places]
     assert {row["tier"] for row in table["entries"]} == {"self-reported"}
     assert len(board.not_again) == 3
+
+
+def test_a_strangers_entry_is_not_ranked_alone_where_ours_have_no_arrays(maker, build, capsys, tmp_path):
+    """As in a clone without its history: all stand by their claims, and page and terminal say so on top."""
+    emptied(three(maker))
+    three(maker, "theirs", methods=(5,))
+    board = build()
+    assert ranked(board) == ["method005 (theirs)", "method002", "method001", "method000"]
+    table = board.tables[identity(0)]
+    assert table["basis"].startswith("seeds alone")
+    assert table["without_arrays"] == 3
+    assert board.without_arrays.startswith("the predictions of 3 of 4 entries are not here")
+    site = tmp_path / "site"
+    pages.write(board, site)
+    for page in ("index.html", f"tasks/{identity(0)}.html"):
+        text = " ".join((site / page).read_text().split())
+        assert text.index("of 4 entries are not here") < text.index("<table"), page
+    arguments = ["--submissions", str(tmp_path / "submissions"), "--import", boards.task_name(0)]
+    assert cli.main(["board", "build", *arguments, "--out", str(site), "--cache", str(tmp_path / "c")]) == 1
+    first, *_ = capsys.readouterr().err.splitlines()
+    assert first.startswith("bench: the predictions of 3 of 4 entries are not here")
 
 
 def test_one_entry_without_arrays_costs_the_others_nothing(maker, build):

@@ -15,6 +15,9 @@ from bench.runs.registry import nearest
 if TYPE_CHECKING:
     from bench.leaderboard.rank.board import Board
 
+_MOST_LINES = 20
+"""Of what could not be shown or computed again; all of it is in the board's own file."""
+
 
 def board(arguments: list[str]) -> int:
     """Does what the first argument says."""
@@ -82,8 +85,11 @@ def _build(arguments: list[str]) -> int:
 
     built = _built(chosen)
     path = pages.write(built, Path(chosen.out))
-    for line in [*built.problems, *built.not_again]:
+    lines = [*filter(None, [built.without_arrays]), *built.problems, *built.not_again]
+    for line in lines[:_MOST_LINES]:
         errors.print(plain(f"bench: {line}"), soft_wrap=True)
+    if more := len(lines[_MOST_LINES:]):
+        errors.print(f"bench: and {more} lines more, in {path.parent / pages.MARK}", soft_wrap=True)
     entries = sum(len(table["entries"]) for table in built.tables.values())
     errors.print(f"bench: {len(built.tables)} tasks, {entries} entries")
     output.print(str(path), soft_wrap=True)

@@ -73,6 +73,18 @@ class Board:
     recorded_files: dict[tuple[str, str], dict[int, bytes | None]] = field(default_factory=dict)
 
     @property
+    def without_arrays(self) -> str:
+        """A sentence on the entries whose predictions are not here; empty if all are."""
+        lacking = sum(table.get("without_arrays", 0) for table in self.tables.values())
+        entries = sum(len(table["entries"]) for table in self.tables.values())
+        if not lacking:
+            return ""
+        return (
+            f"the predictions of {lacking} of {entries} entries are not here: those stand as their records "
+            "claim, compared by seeds alone; in a clone with its history `bench store pull` brings them"
+        )
+
+    @property
     def not_again(self) -> list[str]:
         """Entries of which not every number was computed again, with the reason."""
         return [

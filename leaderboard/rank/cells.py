@@ -195,6 +195,13 @@ class Candidate:
         return all(run.is_recomputed for run in ran) and bool(ran)
 
     @property
+    def runs_without_arrays(self) -> int:
+        """Completed runs whose arrays are not here."""
+        return sum(
+            run.files.arrays is None for run in self.runs if run.record and run.record.status == "completed"
+        )
+
+    @property
     def seed_matters(self) -> bool:
         """Whether another seed can give another answer."""
         from bench.runs.means import seed_matters

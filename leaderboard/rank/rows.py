@@ -65,8 +65,8 @@ class EntryRow(TypedDict, total=False):
 class Table(TypedDict, total=False):
     """A task of the board, ranked rows first.
 
-    `problem` says why nothing could be computed. `basis` says on what differences rest. `separated` and
-    `compared_pairs` count pairs of ranked entries.
+    `problem` says why nothing could be computed. `basis` says on what differences rest; `without_arrays` how
+    many entries lack predictions here. `separated` and `compared_pairs` count pairs of ranked entries.
     """
 
     task: str
@@ -87,6 +87,7 @@ class Table(TypedDict, total=False):
     reference: str | None
     metrics: dict[str, dict[str, Any]]
     basis: str
+    without_arrays: int
     separated: int
     compared_pairs: int
     widest: dict[str, Any] | None

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from bench.contract import Task
 
 NOT_HERE = "could not be computed again: its arrays are not here"
+ALONE = "the arrays of the project's entries, which it would stand beside, are not here"
 UNSEEN = "nobody here can tell whether its test targets are the task's own"
 
 
@@ -67,6 +68,8 @@ def compute(identity: str, cells: Sequence[Cell], figures: bool = True) -> Compu
     candidates = [replace(c, runs=tuple(scored(run, make(run), known) for run in c.runs)) for c in candidates]
     protocol = (spec.version, known.data) if known.data else _protocol(candidates, spec)
     some = any(run.is_recomputed for c in candidates for run in c.runs)
+    if _ours_are_absent(candidates):
+        candidates, some = [_by_claims(c) for c in candidates], False
     candidates = [replace(c, why=_reasons(c, protocol, spec, some)) for c in candidates]
     if not known.is_known:
         candidates = _without_unseen(candidates)
@@ -80,6 +83,7 @@ def compute(identity: str, cells: Sequence[Cell], figures: bool = True) -> Compu
     table = _described(identity, spec, misleads(type(task))) | Table(
         data_digest=protocol[1],
         basis=_basis(standing, spec, some),
+        without_arrays=sum(c.runs_without_arrays > 0 for c in candidates),
         entries=[row(by_name[place.name], place, spec, known.is_known) for place in places],
     )
     table |= pairing.counted(standing)
@@ -135,7 +139,19 @@ def _reasons(entry: Candidate, protocol: tuple[int, str], spec: Spec, some_recom
         return f"seeds: {len(entry.runs)}; the task asks for {spec.min_seeds}"
     if (some_recomputed or spec.split_ratio) and not entry.is_recomputed and entry.values:
         return NOT_HERE
+    if spec.split_ratio and not some_recomputed and entry.is_recomputed:
+        return ALONE  # a split's value is the mean of its losses
     return ""
+
+
+def _ours_are_absent(candidates: Iterable[Candidate]) -> bool:
+    """Whether an entry of ours cannot be computed again, for want of its arrays."""
+    return any(c.cell.slug == OURS and c.values and c.runs_without_arrays for c in candidates)
+
+
+def _by_claims(candidate: Candidate) -> Candidate:
+    """An entry as its records claim it: beside ones without arrays, losses of its own would rank it alone."""
+    return replace(candidate, runs=tuple(replace(run, losses=None) for run in candidate.runs))
 
 
 def _without_unseen(candidates: list[Candidate]) -> list[Candidate]:
@@ -289,6 +305,7 @@ def _described(identity: str, spec: Spec, misleads: str = "", problem: str = "")
             for name, m in spec.metrics.items()
         },
         basis="",
+        without_arrays=0,
         separated=0,
         compared_pairs=0,
         widest=None,
