@@ -465,6 +465,14 @@ class Task(ABC):
     def targets(self) -> Arrays:
         """The held-out truth. The runner locks it during `run`, and adds it to the arrays afterwards."""
 
+    def given(self) -> Arrays:
+        """What else scoring needs and no method says, such as whose eyes the test images show.
+
+        The runner adds it to the arrays. Neither this nor the targets are believed of a stranger
+        (`leaderboard/check/truth.py`).
+        """
+        return {}
+
     @abstractmethod
     def score(self, arrays: Arrays) -> Metrics:
         """Every metric of the spec, from the arrays alone; the leaderboard calls it again on stored ones."""

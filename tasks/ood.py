@@ -121,9 +121,9 @@ class OutOfDistribution(PictureTask):
             "information": information.reshape(form),
         }
 
-    def targets(self) -> Arrays:
-        """Test labels `[N]`, and the brightness of all images."""
-        return super().targets() | {"brightness": brightness(self.test, *self.others())}
+    def given(self) -> Arrays:
+        """The brightness of all images."""
+        return {"brightness": brightness(self.test, *self.others())}
 
     def layouts(self) -> dict[str, Layout]:
         """Predictions of N test images, then of the foreign data sets, and test labels."""

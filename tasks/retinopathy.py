@@ -159,9 +159,13 @@ class Retinopathy(PhotographTask):
         return referral.stored(prediction)
 
     def targets(self) -> Arrays:
-        """Test labels `[N]`, 1 is sick, and whose eyes they are, `[N]`, a number per patient."""
+        """Test labels `[N]`, 1 is sick."""
+        return {"labels": self.own_data("test")[1].astype(np.uint8)}
+
+    def given(self) -> Arrays:
+        """Whose the test eyes are, `[N]`, a number per patient."""
         patients = np.unique(self.tested.patients[self.rows("test")], return_inverse=True)[1]
-        return {"labels": self.own_data("test")[1].astype(np.uint8), "patients": patients.astype(np.int32)}
+        return {"patients": patients.astype(np.int32)}
 
     def layouts(self) -> dict[str, Layout]:
         """Readings, patients and labels."""

@@ -162,10 +162,10 @@ class Shift(PictureTask):
         """Labels of a part of the training set, uint8 `[V]`."""
         return self.pictures.train_labels[self.rows[part]].astype(np.uint8)
 
-    def targets(self) -> Arrays:
-        """Labels of the test images and of the two held-out parts, and the brightness of all images."""
+    def given(self) -> Arrays:
+        """Labels of the two parts kept from training, and the brightness of all images."""
         parts = {f"{part}_labels": self.held_out(part) for part in ("val", "calibration")}
-        return super().targets() | parts | {"brightness": brightness(self.test, *self.others())}
+        return parts | {"brightness": brightness(self.test, *self.others())}
 
     def layouts(self) -> dict[str, Layout]:
         """Predictions of N test images clean and corrupted, of foreign ones, and of two held-out parts."""

@@ -240,12 +240,12 @@ class UCIRegression(Task):
         return {"mean": np.stack(means), "variance": normals.without_repeats(np.stack(variances))}
 
     def targets(self) -> Arrays:
-        """Test targets `[K, N]` in their own unit, K splits of N rows; mean and scale of each, `[K, 2]`."""
-        splits = range(self.num_splits)
-        return {
-            "targets": np.stack([self.table.targets[self.rows(k)[1]] for k in splits]),
-            "centre_and_scale": np.array([self.units(k) for k in splits]),
-        }
+        """Test targets `[K, N]` in their own unit, K splits of N rows."""
+        return {"targets": np.stack([self.table.targets[self.rows(k)[1]] for k in range(self.num_splits)])}
+
+    def given(self) -> Arrays:
+        """Mean and standard deviation by which each split is standardised, `[K, 2]`."""
+        return {"centre_and_scale": np.array([self.units(k) for k in range(self.num_splits)])}
 
     def layouts(self) -> dict[str, Layout]:
         """Mixtures of S normals for N test rows of K splits, standardised as said beside them, and targets.

@@ -13,7 +13,7 @@ from bench.tasks.ood import NEW, OutOfDistribution, Settings
 def done():
     """A task on 60 test digits, its arrays with targets, and what its engine was asked."""
     task, reader = OutOfDistribution(Settings(dataset="digits", test_images=60, test_samples=3)), Reader(8)
-    return task, task.run(reader) | task.targets(), reader
+    return task, task.run(reader) | task.given() | task.targets(), reader
 
 
 def test_new_classes_are_neither_trained_nor_validated_on(done):

@@ -24,7 +24,7 @@ FEW = {"dataset": "digits", "test_images": 30}
 def done():
     """A task on 30 test digits, its arrays with targets, and what its engine was asked."""
     task, reader = Shift(Settings(**FEW, test_samples=3)), Reader()
-    return task, task.run(reader) | task.targets(), reader
+    return task, task.run(reader) | task.given() | task.targets(), reader
 
 
 def test_one_fit_and_one_prediction_of_all_parts(done):
@@ -61,7 +61,7 @@ def test_severity_0_is_the_clean_score(done, monkeypatch):
     monkeypatch.setattr(
         corruptions, "corrupt", lambda images, kind, severity, own: real(images, kind, 0, own)
     )
-    arrays = task.run(Reader()) | task.targets()
+    arrays = task.run(Reader()) | task.given() | task.targets()
     scores, shifted = task.score(arrays), task.score(done[1])
     for name in ("nll", "accuracy", "ece", "adaptive_ece", "brier", "risk_area", "conformal_coverage"):
         assert scores[name] == pytest.approx(scores[f"{name}_clean"], rel=1e-12)
@@ -157,7 +157,7 @@ def test_shuffled_pixels_are_as_bright_and_noise_is_not(done):
 
 def test_one_sample_has_no_mutual_information():
     task = Shift(Settings(**FEW, test_samples=1))
-    scores = task.score(task.run(Reader()) | task.targets())
+    scores = task.score(task.run(Reader()) | task.given() | task.targets())
     undefined = {name for name, value in scores.items() if isinstance(value, Undefined)}
     assert undefined == {f"{s}_{f}_information" for s in ("auroc", "aupr", "fpr95") for f in task.foreign}
 

@@ -165,7 +165,7 @@ def test_score_of_what_is_stored_is_the_exact_one(varies):
     arrays = task.run(engine)
     expected = {"nowhere": (1, 1), "by sample": (6, 1), "by row": (1, 44), "everywhere": (6, 44)}[varies]
     assert arrays["variance"].shape == (1, *expected)
-    arrays |= task.targets()
+    arrays |= task.given() | task.targets()
     exact = Gaussian(
         part.centre + part.scale * wide_predictions(part.test_inputs, 6).double()[..., None],
         part.scale**2 * engine.variance.double().expand(6, rows)[:, :44, None],
@@ -181,7 +181,7 @@ def test_absurd_predictions_are_stored_as_finite_numbers():
     task = make(splits=1, test_samples=2)
     engine = Recorder(lambda inputs, samples: torch.full((samples, len(inputs)), 1e30))
     engine.variance = torch.zeros(())
-    arrays = task.run(engine) | task.targets()
+    arrays = task.run(engine) | task.given() | task.targets()
     assert all(np.isfinite(array).all() for array in arrays.values())
     scores = task.score(arrays)
     assert all(math.isfinite(value) for value in scores.values() if not isinstance(value, Undefined))

@@ -432,7 +432,7 @@ def run(cls: type[Task], settings: Any, world: World, held_out: Ahead) -> Outcom
         with watched(world, sys.modules[cls.__module__]), Replaced() as replaced:
             replaced(task, "targets", lambda: world.reads.append("targets()"))
             arrays = task.run(engine)
-        targets = task.targets()
+        arrays, targets = arrays | task.given(), task.targets()
     engine.told += [
         (f"logged {name}", repr((stage, step, value))) for name, stage, step, value in engine.logged
     ]

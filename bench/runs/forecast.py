@@ -87,7 +87,7 @@ def forecast(plan: Plan) -> Forecast:
     began, unknown = time.perf_counter(), None
     try:
         arrays = made.protocol.run(engine)
-        made.protocol.score(arrays | made.protocol.targets())
+        made.protocol.score(arrays | made.protocol.given() | made.protocol.targets())
     except (Exception, SystemExit) as error:  # answers of the right shape are not those of a fit
         if isinstance(error, BenchError) and not fits.sizes:
             raise

@@ -300,7 +300,7 @@ def _compute(protocol: Task, engine: Engine) -> Arrays:
         arrays = protocol.run(engine)
     finally:
         del vars(protocol)["targets"]
-    return arrays | protocol.targets()
+    return arrays | protocol.given() | protocol.targets()
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class Truth:
     def _own(self) -> Arrays | None:
         """The arrays by the data at hand; None where these are not here, and are not fetched."""
         try:
-            return self._task.targets()
+            return self._task.given() | self._task.targets()
         except BenchError:
             return None
 
@@ -97,7 +97,7 @@ def lines(task: Task, name: str) -> dict[str, str]:
     Raises:
         DataError: If they are not.
     """
-    found = {array: _digest(array, content) for array, content in task.targets().items()}
+    found = {array: _digest(array, content) for array, content in (task.given() | task.targets()).items()}
     return found | {_DATA: task.data_digest()}
 
 

@@ -129,11 +129,15 @@ RULES: dict[str, dict[str, tuple[str, ...]]] = {
     "no control characters, no change of the direction of writing": {
         "corpus": (
             *("writing direction", "escape sequence", "lone surrogate", "NUL", "deceiving key"),
-            "deceiving author",
+            *("deceiving author", "filler for an author", "blank braille for an author"),
+            *("blanks for an author", "wide blanks", "flood of marks", "lone marks"),
         ),
     },
     "links are https": {
-        "corpus": ("script for a link", "link without TLS", "quote in a link"),
+        "corpus": (
+            *("script for a link", "link without TLS", "quote in a link", "user in a link"),
+            "host in other letters",
+        ),
     },
     "predictions are finite and normalised within 2e-3": {
         "corpus": (
@@ -161,12 +165,46 @@ RULES: dict[str, dict[str, tuple[str, ...]]] = {
             "test_word_of_the_method_is_self_reported",
         ),
     },
-    "targets and data are the task's, or the answer says that they were not compared": {
+    "targets, data and all that is no prediction are the task's, or the answer says that nobody can know": {
         "corpus": (
             *("label changed", "label changed, with metrics", "labels shuffled", "labels as predicted"),
             "other data",
         ),
-        "hostile/test_hostile.py": ("test_without_the_data_targets_are_not_compared_and_that_is_told",),
+        "hostile/test_hostile.py": (
+            "test_without_the_data_targets_are_held_to_the_list",
+            "test_targets_that_nobody_can_know_are_told",
+            "test_all_that_is_no_prediction_is_ours",
+            "test_the_list_is_what_the_tasks_say",
+        ),
+        "test_board.py": ("test_invented_targets_leave_and_ours_stay",),
+    },
+    "facts are within bounds and agree; the command shown is made from the settings": {
+        "corpus": (
+            *("negative seconds", "seconds of ages", "2^62 members", "no threads", "negative epochs"),
+            *("negative steps", "fit of negative seconds", "version of the future", "version that is none"),
+            *("date that is none", "date without a zone", "day that is none", "date of the future"),
+            *("date before the suite", "seeds that differ and do not matter", "tuned with nothing"),
+        ),
+        "hostile/test_hostile.py": ("test_the_command_shown_is_made_from_the_settings",),
+    },
+    "one entry moves no pair of others": {
+        "test_ranking.py": (
+            "test_no_other_entry_moves_what_two_entries_say_of_each_other",
+            "test_one_entry_of_1e12_leaves_the_level_as_it_is",
+        ),
+    },
+    "a request touches its own submission and nothing else": {
+        "test_workflows.py": (
+            "test_one_submission_of_ones_own_is_verified",
+            "test_what_is_not_ones_own_is_refused",
+        ),
+    },
+    "the server has its own names, files and few connections": {
+        "test_site.py": (
+            "test_serving_is_for_this_machine_alone",
+            "test_links_out_of_the_site_are_not_followed_and_folders_not_listed",
+            "test_slow_connections_are_few_and_end",
+        ),
     },
     "arrays are there once: across seeds, methods and entries": {
         "corpus": ("duplicated seeds", "another method's predictions"),
