@@ -11,6 +11,7 @@ import csv
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
@@ -27,6 +28,8 @@ MISSING = frozenset(
 )
 """What stands for a missing value, in small letters; and `None`, so written, as pandas reads it."""
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+NUMBERS = {".": NUMBER, ",": re.compile(r"[+-]?(\d+,?\d*|,\d+)([eE][+-]?\d+)?")}
+"""What a text is that writes a number, by its decimal mark."""
 
 _WHOLE = re.compile(r"([+-]?)(0|[1-9][0-9]*)(\.0*)?")
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d([ T]\d\d:\d\d.*)?")
@@ -38,28 +41,51 @@ Plain = str | bool | int | float | Decimal | datetime | None
 # -------------------------------------------------------------------------------------------------- tables
 
 
-def read(path: Path) -> dict[str, list[Any]]:
+def read(path: Path, decimal: str = ".") -> dict[str, list[Any]]:
     """The cells of a file by column: CSV (with commas, semicolons or tabs, names first, UTF-8), or Parquet.
+
+    Args:
+        path: Of the file.
+        decimal: The mark in its numbers; where it is a comma, cells are parted by semicolons or tabs if the
+            first line has any.
 
     Raises:
         UsageError: If it cannot be read, or its columns cannot be told apart; one line.
     """
-    return _by_name(str(path), _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path))
+    if path.suffix == ".parquet":
+        return _by_name(str(path), _read_parquet(path))
+    names, rows = _read_csv(path, decimal)
+    return _by_name(str(path), list(zip(names, map(list, zip(*rows.values(), strict=True)), strict=True)))
 
 
-def table(rows: Any) -> tuple[str, dict[str, list[Any]], int]:
+def places(path: Path | str, rows: Sequence[int], decimal: str = ".") -> list[str]:
+    """Where these rows of a file stand, each as `line 7` of a CSV (its last one), else as `row 6`.
+
+    Args:
+        path: Of a file that `read` has read, or what rows in memory are called.
+        rows: Numbers from 0, as `read` counts.
+        decimal: As of `read`.
+    """
+    if isinstance(path, str) or path.suffix == ".parquet":
+        return [f"row {row + 1}" for row in rows]
+    lines = list(_read_csv(path, decimal)[1])
+    return [f"line {lines[row]}" for row in rows]
+
+
+def table(rows: Any, decimal: str = ".") -> tuple[str, dict[str, list[Any]], int]:
     """What to call rows, their cells by column, and how many rows there are.
 
     Args:
         rows: The path of a file; a data frame of pandas or polars, a table of pyarrow or a structured array
             of numpy; or rows, each a dictionary, a Series or a named tuple. A column that a row lacks is left
             out.
+        decimal: The mark in the numbers of a file.
 
     Raises:
         UsageError: If it is none of these, or its columns cannot be told apart; one line.
     """
     if isinstance(rows, str | Path):
-        where, cells = str(rows), read(Path(rows))
+        where, cells = str(rows), read(Path(rows), decimal)
     elif hasattr(rows, "to_pydict"):  # of pyarrow
         where, cells = "rows", _by_name("rows", list(zip(rows.column_names, _lists(rows), strict=True)))
     elif hasattr(rows, "columns") and hasattr(rows, "__getitem__") and not isinstance(rows, Mapping):
@@ -117,21 +143,27 @@ def _by_name(where: str, cells: Iterable[tuple[Any, Any]]) -> dict[str, Any]:
     return found
 
 
-def _read_csv(path: Path) -> list[tuple[str, list[Any]]]:
+def _read_csv(path: Path, decimal: str) -> tuple[list[str], dict[int, list[str]]]:
+    """The names of the columns, and the rows by the number of their last line, from 1."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             header = file.readline()
             file.seek(0)
-            lines = csv.reader(file, delimiter=max(",;\t", key=header.count), strict=True)
+            delimiter = max(",;\t", key=header.count)
+            if decimal == ",":
+                delimiter = max(";\t,", key=lambda mark: (mark != "," and mark in header, header.count(mark)))
+            lines = csv.reader(file, delimiter=delimiter, strict=True)
             names = next(lines, [])
-            rows = []
+            rows = {}
             for row in lines:
                 if len(row) == len(names):
-                    rows.append(row)
+                    rows[lines.line_num] = row
                 elif any(map(str.strip, row)):
+                    commas = ": cells with decimal commas are parted by semicolons or tabs, and read by "
+                    commas += "--task.decimal ,"
                     raise UsageError(
                         f"{path}: line {lines.line_num} has {len(row)} cells, and the first line names "
-                        f"{len(names)} columns"
+                        f"{len(names)} columns{commas if delimiter == ',' and len(row) > len(names) else ''}"
                     )
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
@@ -141,7 +173,7 @@ def _read_csv(path: Path) -> list[tuple[str, list[Any]]]:
         raise UsageError(f"{path}: line {lines.line_num}: {error}") from None
     if not rows:
         raise UsageError(f"{path}: holds no rows below a line of names")
-    return list(zip(names, map(list, zip(*rows, strict=True)), strict=True))
+    return names, rows
 
 
 def _read_parquet(path: Path) -> list[tuple[str, list[Any]]]:
@@ -172,8 +204,7 @@ def plain(value: Any) -> Plain:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace")
     if isinstance(value, str):
-        found = value.strip()
-        return None if found.lower() in MISSING or found == "None" else str(found)
+        return _written_text(value)
     if isinstance(value, np.datetime64):
         value = value.astype("datetime64[us]")
     if getattr(value, "ndim", None) == 0 and hasattr(value, "item") and value is not np.ma.masked:
@@ -191,8 +222,18 @@ def plain(value: Any) -> Plain:
     return plain(str(value))
 
 
+def _written_text(value: str) -> str | None:
+    found = value.strip()
+    # No word for what is missing begins with a digit: a table has many numbers, and this is quick.
+    if found[:1].isdigit() and found[:1] != "1":
+        return str(found)
+    return None if found.lower() in MISSING or found == "None" else str(found)
+
+
 def text(value: Any) -> str | None:
     """A cell as text, None where it is missing; a whole number of floating point ends in `.0`."""
+    if type(value) is str:
+        return _written_text(value)
     match found := plain(value):
         case float():
             return f"{found:.1f}" if found.is_integer() else repr(found)
@@ -203,8 +244,12 @@ def text(value: Any) -> str | None:
     return None if found is None else str(found)
 
 
-def number(value: Any) -> float | None:
+def number(value: Any, decimal: str = ".") -> float | None:
     """A cell of a column of numbers; None if it is missing.
+
+    Args:
+        value: The cell.
+        decimal: The mark in a number that is written as text.
 
     Raises:
         ValueError: If it is no finite number; says what it is.
@@ -212,13 +257,50 @@ def number(value: Any) -> float | None:
     found = plain(value)
     if found is None:
         return None
-    if not isinstance(found, datetime) and not (isinstance(found, str) and not NUMBER.fullmatch(found)):
+    is_one = not isinstance(found, datetime)
+    if isinstance(found, str):
+        is_one = NUMBERS[decimal].fullmatch(found) is not None
+        found = found.replace(",", ".") if is_one else found
+    if is_one:
         try:
-            if math.isfinite(made := float(found)):
+            if math.isfinite(made := float(found)):  # type: ignore[arg-type]
                 return made
         except OverflowError:
             pass
-    raise ValueError(f"must be a number, not '{one_line(text(found))[:40]}'")
+    comma = " with a decimal comma" if decimal == "," and isinstance(found, str) else ""
+    raise ValueError(f"must be a number{comma}, not '{one_line(text(found))[:40]}'")
+
+
+_TIME = r"(?:[ T](?P<time>\d\d?:\d\d.*))?"
+DATES = {
+    "year-month-day": re.compile(rf"(?P<y>\d{{4}})(?P<s>[-/.])(?P<m>\d\d?)(?P=s)(?P<d>\d\d?){_TIME}"),
+    "yearmonthday": re.compile(r"(?P<y>\d{4})(?P<m>\d\d)(?P<d>\d\d)(?P<time>(?!))?"),
+    "day/month/year": re.compile(rf"(?P<d>\d\d?)(?P<s>[-/.])(?P<m>\d\d?)(?P=s)(?P<y>\d{{4}}){_TIME}"),
+    "month/day/year": re.compile(rf"(?P<m>\d\d?)(?P<s>[-/])(?P<d>\d\d?)(?P=s)(?P<y>\d{{4}}){_TIME}"),
+}
+"""How dates may be written. The first is understood in every column; points put the day first."""
+
+
+def moment(value: Any, form: str) -> datetime | None:
+    """A cell of a column of dates, by the clock where it was written; None if it is missing.
+
+    Args:
+        value: The cell: text, or a date of Python, numpy, pandas or polars.
+        form: How texts are written, of `DATES`; beside it years may stand first.
+
+    Raises:
+        ValueError: If it is no date; says what it is.
+    """
+    written = text(value)
+    if written is None:
+        return None
+    if found := DATES["year-month-day"].fullmatch(written) or DATES[form].fullmatch(written):
+        with suppress(ValueError):
+            clock = time.fromisoformat(found["time"]) if found["time"] else time()
+            return datetime(int(found["y"]), int(found["m"]), int(found["d"])).replace(
+                hour=clock.hour, minute=clock.minute, second=clock.second, microsecond=clock.microsecond
+            )
+    raise ValueError(f"must be a date ({form}), not '{one_line(written)[:40]}'")
 
 
 def boolean(value: str) -> str:
@@ -248,6 +330,10 @@ def among(categories: Sequence[str | None]) -> Callable[[Any], str | None]:
     """
     texts = [category for category in categories if category is not None]
     known: dict[tuple[type, Plain], str | None] = {(str, category): category for category in texts}
+    meant: dict[tuple[str, Any], list[str]] = {}
+    for category in texts:
+        for meaning in _meanings(category):
+            meant.setdefault(meaning, []).append(category)
 
     def find(value: Any) -> str | None:
         found = plain(value)
@@ -255,7 +341,7 @@ def among(categories: Sequence[str | None]) -> Callable[[Any], str | None]:
             return None
         key = type(found), found
         if key not in known:
-            alike = [category for category in texts if _is_same(category, found)]
+            alike = meant.get(_meaning(found), [])
             if len(alike) > 1:
                 several = " and ".join(f"'{one_line(each)[:40]}'" for each in alike[:3])
                 said = one_line(text(found))[:40]
@@ -266,18 +352,26 @@ def among(categories: Sequence[str | None]) -> Callable[[Any], str | None]:
     return find
 
 
-def _is_same(category: str, value: Plain) -> bool:
-    """Whether the text of a category means this value."""
+def _meanings(category: str) -> list[tuple[str, Any]]:
+    """What the text of a category may mean, as `_meaning` says it of a cell."""
+    found: list[tuple[str, Any]] = [("text", _written(category))]
+    if (moment := _moment(category)) is not None:
+        found.append(("moment", moment))
+    if category.lower() in _WORDS:  # equal to 1 or 0, and of one hash with it
+        found += [("exact", _WORDS[category.lower()]), ("float", _WORDS[category.lower()])]
+    elif NUMBER.fullmatch(category):
+        # A number of floating point is the nearest to what was written; the others are exact.
+        found += [("exact", Decimal(category)), ("float", float(category))]
+    return found
+
+
+def _meaning(value: Plain) -> tuple[str, Any]:
+    """What a cell means."""
     if isinstance(value, str):
-        return _written(category) == _written(value)
+        return "text", _written(value)
     if isinstance(value, datetime):
-        return _moment(category) == value
-    if category.lower() in _WORDS:
-        return _WORDS[category.lower()] == value
-    if not NUMBER.fullmatch(category):
-        return False
-    # A number of floating point is the nearest to what was written; the others are exact.
-    return float(category) == value if isinstance(value, float) else Decimal(category) == value
+        return "moment", value
+    return ("float" if isinstance(value, float) else "exact"), value
 
 
 def _written(value: str) -> str:

@@ -413,6 +413,8 @@ class Task(ABC):
     """
 
     settings_class: ClassVar[type]
+    tuned_with: ClassVar[Mapping[str, Any]] = {}
+    """Of a task on a user's own data: the settings under which a search has rows to validate on."""
 
     def __init__(self, settings: Any, data_dir: str | None = None) -> None:
         self.settings = settings

@@ -1,21 +1,20 @@
-"""A user's own table: read, judged column by column, and encoded by what its training rows teach.
+"""A user's own table, encoded by what its training rows teach.
 
-A column is of numbers if every value is one, else of categories. Numbers become standardised; a missing one
-is the median of the training rows, and a second input says that it was missing. Every category that the
-training rows have becomes an input that is 0 or 1, "missing" among them if it occurs there. Medians, means,
-scales and categories are learned by scikit-learn's transformers from the training rows alone, and kept as
-JSON: `Encoder` applies them without scikit-learn. What cannot be encoded so (free text, a date) is refused by
-name.
+Numbers become standardised; a missing one is the median of the training rows, and a second input says that it
+was missing. Every category that the training rows have becomes an input that is 0 or 1, "missing" among them
+if it occurs there. Of more than `MOST_CATEGORIES` each becomes the mean target of its training rows, shrunk
+to that of all (Micci-Barreca 2001, "A preprocessing scheme for high-cardinality categorical attributes").
+Dates become year, time of the year, of the week and of the day. All is what scikit-learn's transformers learn
+from the training rows alone, and kept as JSON: `Encoder` applies it without scikit-learn.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, time
 from decimal import Decimal
-from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pydantic
@@ -23,88 +22,16 @@ from pydantic import Field
 
 from bench import cells
 from bench.cells import read as read
-from bench.cells import text
+from bench.columns import MOST_CATEGORIES, Column, Values
 from bench.errors import UsageError
 from bench.text import one_line
 
-MOST_CATEGORIES = 50
-"""Different texts from which on a column is free text, whatever the number of rows."""
 FEW_NUMBERS = 10
 """Different whole numbers up to which a target is taken for classes."""
-
-_INFINITY = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
-_DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([ T].*)?")
 
 FARTHEST = 1e12  # a 32-bit network still has finite outputs there
 
 Kind = Literal["regression", "classification"]
-Values = Sequence[float | None] | Sequence[str | None]
-"""Of a column, row after row; None is missing."""
-
-
-class Column(NamedTuple):
-    """A column by its name: numbers, or categories.
-
-    Attributes:
-        name: Of the column.
-        is_number: Whether it is of numbers.
-        values: Numbers, or categories.
-        texts: As they are written, row after row; None is missing.
-    """
-
-    name: str
-    is_number: bool
-    values: Values
-    texts: Sequence[str | None]
-
-
-# ------------------------------------------------------------------------------------------------ judging
-
-
-def column(path: Path, name: str, given: Iterable[Any], may_be_text: bool = False) -> Column:
-    """A column, judged by all its cells.
-
-    Args:
-        path: What to call the file.
-        name: Of the column.
-        given: Its cells, as read.
-        may_be_text: Whether texts may all be different, as the names of groups may.
-
-    Raises:
-        UsageError: If it is empty, or holds an infinity, dates, lists or free text; one line.
-    """
-    where = f"{path}: column '{one_line(name)}'"
-    try:
-        values = [text(cell) for cell in given]
-    except ValueError as error:
-        raise UsageError(f"{where} {error}") from None
-    present = [value for value in values if value is not None]
-    if not present:
-        raise UsageError(f"{where} is empty: take it out")
-    if may_be_text:
-        return Column(name, False, values, values)
-    if all(cells.NUMBER.fullmatch(value) or _INFINITY.fullmatch(value) for value in present):
-        numbers = [None if value is None else float(value) for value in values]
-        if (infinite := next((v for v in numbers if v is not None and math.isinf(v)), None)) is not None:
-            row = numbers.index(infinite) + 1
-            raise UsageError(
-                f"{where} holds {infinite} in row {row}: give a finite number, or leave it empty"
-            )
-        return Column(name, True, numbers, values)
-    different, example = len(set(present)), one_line(present[0])[:40]
-    if all(map(_DATE.fullmatch, present)):
-        raise UsageError(
-            f"{where} holds dates such as {example}, which cannot be encoded: give numbers, such as days "
-            "since a first date, or take it out"
-        )
-    if different > MOST_CATEGORIES or 2 * different > len(present):
-        raise UsageError(
-            f"{where} holds {different} different texts in {len(present)} rows, such as '{example}': free "
-            f"text cannot be encoded; take it out, or write few categories (at most {MOST_CATEGORIES})"
-        )
-    if all(value.lower() in ("true", "false") for value in present):  # one spelling, since others read alike
-        return Column(name, False, [None if v is None else cells.boolean(v) for v in values], values)
-    return Column(name, False, values, values)
 
 
 # ------------------------------------------------------------------------------------------------- encoding
@@ -125,14 +52,21 @@ class Numbers(_Model):
         scale: By which it is divided: its standard deviation, 1 where it never changes.
         constant: Whether training rows have one value alone: what another would mean nothing taught, so that
             the first input is 0 whatever a row says.
+        decimal: The mark in numbers that are written as text.
     """
 
     name: str
     kind: Literal["number"] = "number"
     constant: bool = False
+    decimal: Literal[".", ","] = "."
     median: float
     mean: list[float] = Field(min_length=1, max_length=2)
     scale: list[Annotated[float, Field(gt=0)]] = Field(min_length=1, max_length=2)
+
+    @property
+    def width(self) -> int:
+        """Inputs."""
+        return len(self.mean)
 
     def encode(self, values: Values) -> np.ndarray:
         """Inputs `[N, 1]` or `[N, 2]`.
@@ -140,9 +74,11 @@ class Numbers(_Model):
         Raises:
             UsageError: If one is too far from those of the training rows for a network; one line.
         """
-        inputs = [[self.median if v is None else v, v is None][: len(self.mean)] for v in values]
+        numbers = np.array(values, np.float64)
+        is_missing = np.isnan(numbers)
+        inputs = np.stack([np.where(is_missing, self.median, numbers), is_missing], 1)[:, : self.width]
         with np.errstate(over="ignore"):
-            encoded = (np.array(inputs, np.float64) - self.mean) / self.scale
+            encoded = (inputs - self.mean) / self.scale
         if self.constant:
             encoded[:, 0] = 0
         if (far := np.abs(encoded[:, 0]) > FARTHEST).any():
@@ -159,11 +95,13 @@ class Numbers(_Model):
         Raises:
             ValueError: If one is none; says which.
         """
-        return [cells.number(cell) for cell in given]
+        return [cells.number(cell, self.decimal) for cell in given]
 
 
 class Categories(_Model):
     """A column of categories: an input of 0 or 1 for each that training rows have; all 0 of any other.
+
+    Where training rows have one category alone, nothing was taught of others: the input is 1 for them too.
 
     Attributes:
         name: Of the column.
@@ -175,9 +113,16 @@ class Categories(_Model):
     kind: Literal["category"] = "category"
     categories: list[str | None] = Field(min_length=1)
 
+    @property
+    def width(self) -> int:
+        """Inputs."""
+        return len(self.categories)
+
     def encode(self, values: Values) -> np.ndarray:
         """Inputs `[N, categories]`."""
-        return np.array([[float(v == c) for c in self.categories] for v in values])
+        if self.width == 1:
+            return np.ones((len(values), 1))
+        return np.eye(self.width + 1)[_places(self.categories, values), :-1]
 
     def parsed(self, given: Iterable[Any]) -> list[str | None]:
         """Cells as categories.
@@ -186,6 +131,110 @@ class Categories(_Model):
             ValueError: If one may mean several; says which.
         """
         return list(map(cells.among(self.categories), given))
+
+
+class ManyCategories(_Model):
+    """A column of more categories than inputs are wanted: of each the mean target of its training rows.
+
+    Means are shrunk to that of all training rows, the more the fewer rows there are. Targets are standardised
+    numbers, the second of two classes, or each class.
+
+    Attributes:
+        name: Of the column.
+        kind: categories.
+        categories: Those of the training rows; null is "missing".
+        means: Of each category the mean target, an input each.
+        otherwise: The inputs of any other category: the mean target of all training rows.
+    """
+
+    name: str
+    kind: Literal["categories"] = "categories"
+    categories: list[str | None] = Field(min_length=1)
+    means: list[list[float]]
+    otherwise: list[float] = Field(min_length=1)
+
+    @property
+    def width(self) -> int:
+        """Inputs."""
+        return len(self.otherwise)
+
+    def encode(self, values: Values) -> np.ndarray:
+        """Inputs `[N, width]` of rows that are not trained on."""
+        return np.array([*self.means, self.otherwise])[_places(self.categories, values)]
+
+    def parsed(self, given: Iterable[Any]) -> list[str | None]:
+        """Cells as categories.
+
+        Raises:
+            ValueError: If one may mean several; says which.
+        """
+        return list(map(cells.among(self.categories), given))
+
+
+class Dates(_Model):
+    """A column of dates: the year, standardised, and times of year, week and day, each as sine and cosine.
+
+    A time is an angle, so that December is near January. A missing date has the mean year and 0 elsewhere.
+
+    Attributes:
+        name: Of the column.
+        kind: date.
+        form: How dates are written as text (`bench.cells.DATES`).
+        has_time: Whether training rows have a time of day.
+        has_missing: Whether they lack a date, which a last input then says.
+        constant: Whether they have one date alone: all inputs but the last are 0 then, whatever a row says.
+        mean: Of the year over the training rows.
+        scale: Its standard deviation, 1 where it never changes.
+    """
+
+    name: str
+    kind: Literal["date"] = "date"
+    form: Literal["year-month-day", "yearmonthday", "day/month/year", "month/day/year"]
+    has_time: bool
+    has_missing: bool
+    constant: bool = False
+    mean: float
+    scale: Annotated[float, Field(gt=0)]
+
+    @property
+    def width(self) -> int:
+        """Inputs."""
+        return 5 + 2 * self.has_time + self.has_missing
+
+    def encode(self, values: Values) -> np.ndarray:
+        """Inputs `[N, width]`: year, sine and cosine of each time, whether it is missing."""
+        dates = np.array(values, "datetime64[us]")
+        is_missing = np.isnat(dates)
+        years, days = dates.astype("datetime64[Y]"), dates.astype("datetime64[D]")
+        day = np.timedelta64(1, "D")
+        starts, ends = years.astype("datetime64[D]"), (years + 1).astype("datetime64[D]")
+        weekday = (days - np.datetime64("1970-01-05", "D")) / day % 7  # that was a Monday
+        shares = [(days - starts) / (ends - starts), weekday / 7, (dates - days) / np.timedelta64(1, "D")]
+        parts = [(_years(dates) - self.mean) / self.scale]
+        for share in shares if self.has_time else shares[:2]:
+            parts += [np.sin(2 * np.pi * share), np.cos(2 * np.pi * share)]
+        inputs = np.where(is_missing[:, None] | self.constant, 0, np.stack(parts, 1))
+        return np.column_stack([inputs, is_missing])[:, : self.width]
+
+    def parsed(self, given: Iterable[Any]) -> list[datetime | None]:
+        """Cells as dates.
+
+        Raises:
+            ValueError: If one is none; says which.
+        """
+        return [cells.moment(cell, self.form) for cell in given]
+
+
+def _years(dates: np.ndarray) -> np.ndarray:
+    """The years of dates, NaN where one is missing."""
+    years = dates.astype("datetime64[Y]").astype(np.int64) + 1970.0
+    return np.where(np.isnat(dates), np.nan, years)
+
+
+def _places(categories: Sequence[str | None], values: Values) -> list[int]:
+    """The place of each value among the categories; one beyond the last of any other value."""
+    place = {category: number for number, category in enumerate(categories)}
+    return [place.get(value, len(categories)) for value in values]  # type: ignore[arg-type]
 
 
 class Target(_Model):
@@ -217,24 +266,29 @@ class Target(_Model):
             )
 
 
+Learned = Annotated[Numbers | Categories | ManyCategories | Dates, Field(discriminator="kind")]
+"""What training rows teach of a column."""
+
+
 class Encoder(_Model):
     """What was learned from the training rows, and how rows become the inputs of a network."""
 
     rows: Annotated[int, Field(ge=1)]
     """Training rows."""
-    columns: list[Annotated[Numbers | Categories, Field(discriminator="kind")]] = Field(min_length=1)
+    columns: list[Learned] = Field(min_length=1)
     target: Target
+    decimal: Literal[".", ","] = "."
+    """The mark in the numbers of a file."""
 
     @property
     def width(self) -> int:
         """Inputs of the network, D."""
-        return len(self.names)
+        return sum(c.width for c in self.columns)
 
     @property
     def names(self) -> list[str]:
         """The column of each input, `[D]`."""
-        widths = (len(c.mean) if isinstance(c, Numbers) else len(c.categories) for c in self.columns)
-        return [c.name for c, width in zip(self.columns, widths, strict=True) for _ in range(width)]
+        return [c.name for c in self.columns for _ in range(c.width)]
 
     def encode(self, values: Mapping[str, Values]) -> np.ndarray:
         """Inputs `[N, D]`, column after column, in float64."""
@@ -250,7 +304,7 @@ class Encoder(_Model):
             UsageError: If a column is missing in a row, a number is none, or a category may be several; one
                 line that names it.
         """
-        where, given, number = cells.table(rows)
+        where, given, number = cells.table(rows, self.decimal)
         if not number:
             raise UsageError(f"{where}: there are no rows")
         values: dict[str, Values] = {}
@@ -266,8 +320,18 @@ class Encoder(_Model):
         return self.encode(values)
 
 
-def fit(columns: Sequence[Column], target: Column, kind: Kind, rows: np.ndarray) -> Encoder:
+def fit(
+    columns: Sequence[Column], target: Column, kind: Kind, rows: np.ndarray, weights: np.ndarray | None = None
+) -> Encoder:
     """What scikit-learn's transformers learn from these rows, and from no others.
+
+    Args:
+        columns: Of the inputs.
+        target: What is predicted.
+        kind: Of the target.
+        rows: Numbers of the training rows `[N]`.
+        weights: Of these rows, above 0, `[N]`: of a weight of 2 the row counts twice, in medians, means and
+            scales. None is 1 each.
 
     Raises:
         UsageError: If the rows have no value of a column, one value of the target, or numbers of more digits
@@ -275,36 +339,174 @@ def fit(columns: Sequence[Column], target: Column, kind: Kind, rows: np.ndarray)
     """
     for each in (*columns, *([target] if kind == "regression" else [])):
         refuse_rounded(each, rows)
-    return Encoder(
-        rows=len(rows), columns=[_learned(c, rows) for c in columns], target=_target(target, kind, rows)
+    aim = _target(target, kind, rows, weights)
+    learned: list[Learned] = []
+    for c in columns:
+        values = [c.values[row] for row in rows]
+        if c.is_number:
+            learned.append(_learned_numbers(c, values, weights))
+        elif c.form is not None:
+            learned.append(_learned_dates(c, values, weights))
+        elif len(set(values)) > MOST_CATEGORIES:
+            learned.append(_learned_means(c, values, _aims(aim, target, rows), weights))
+        else:
+            learned.append(Categories(name=c.name, categories=_sorted(values)))
+    return Encoder(rows=len(rows), columns=learned, target=aim, decimal=target.decimal)
+
+
+def of_training(
+    encoder: Encoder,
+    columns: Sequence[Column],
+    target: Column,
+    rows: np.ndarray,
+    weights: np.ndarray | None = None,
+) -> np.ndarray:
+    """Inputs `[N, D]` of the rows that the encoder was fitted on.
+
+    They are `Encoder.encode`'s but for `ManyCategories`: a row's own target must not be in its input, since
+    a network would read it off there and find nothing of it in new rows. So the means of each of five parts
+    are those of the other four. Arguments are those of `fit`.
+    """
+    values = {c.name: [c.values[row] for row in rows] for c in columns}
+    parts = []
+    for learned in encoder.columns:
+        of_column = values[learned.name]
+        if isinstance(learned, ManyCategories):
+            parts.append(_means_of_others(of_column, _aims(encoder.target, target, rows), weights))
+        else:
+            parts.append(learned.encode(of_column))
+    return np.concatenate(parts, 1)
+
+
+def _sorted(values: Iterable[Any]) -> list[str | None]:
+    """Each value once, in order, None last, as scikit-learn's OneHotEncoder has them."""
+    return sorted(set(values), key=lambda value: (value is None, value))
+
+
+def _aims(target: Target, column: Column, rows: np.ndarray) -> np.ndarray:
+    """What categories are given the mean of, `[N, K]`: standardised numbers, or a column of 0 or 1 a class.
+
+    Of two classes the second alone.
+    """
+    if not target.classes:
+        numbers = np.array([column.values[row] for row in rows], np.float64)
+        return ((numbers - target.mean) / target.scale)[:, None]
+    names, classes = identities(column), target.classes[1:] if len(target.classes) == 2 else target.classes
+    return np.array([[float(names[row] == name) for name in classes] for row in rows])
+
+
+def _shrunk(
+    places: np.ndarray, number: int, aims: np.ndarray, weights: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean aims of each category, `[number, K]`, shrunk to those of all rows, `[K]`.
+
+    The share of its own mean is b / (b + w), with w the variance within the category and b that of all rows,
+    times the category's rows (Micci-Barreca 2001, eq. 5 and 6, as in scikit-learn's TargetEncoder).
+
+    Args:
+        places: Of each row its category, `[N]`.
+        number: Of categories; one without rows has the mean of all.
+        aims: `[N, K]`.
+        weights: `[N]`.
+    """
+    count = np.bincount(places, weights, number)[:, None]
+    overall = np.average(aims, 0, weights)
+
+    def mean(values: np.ndarray) -> np.ndarray:
+        return np.stack([np.bincount(places, weights * each, number) for each in values.T], 1) / count
+
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = mean(aims)
+        between = count * np.average((aims - overall) ** 2, 0, weights)
+        share = between / (between + mean((aims - means[places]) ** 2))
+        return np.where(np.isnan(share), overall, share * means + (1 - share) * overall), overall
+
+
+def _means_of_others(values: list[Any], aims: np.ndarray, weights: np.ndarray | None) -> np.ndarray:
+    """Inputs `[N, K]`: of each of five parts of the rows the means of their categories in the others."""
+    from sklearn.model_selection import KFold
+
+    categories = _sorted(values)
+    places, found = np.array(_places(categories, values)), np.empty(aims.shape)
+    weights = np.ones(len(values)) if weights is None else weights
+    for others, part in KFold(5, shuffle=True, random_state=0).split(places):
+        means, _ = _shrunk(places[others], len(categories), aims[others], weights[others])
+        found[part] = means[places[part]]
+    return found
+
+
+def _learned_means(
+    column: Column, values: list[Any], aims: np.ndarray, weights: np.ndarray | None
+) -> ManyCategories:
+    categories = _sorted(values)
+    places = np.array(_places(categories, values))
+    weights = np.ones(len(values)) if weights is None else weights
+    means, overall = _shrunk(places, len(categories), aims, weights)
+    return ManyCategories(
+        name=column.name, categories=categories, means=means.tolist(), otherwise=overall.tolist()
     )
 
 
-def _learned(column: Column, rows: np.ndarray) -> Numbers | Categories:
-    from sklearn.impute import SimpleImputer  # here, for their imports take a second
-    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+def _learned_dates(column: Column, values: list[Any], weights: np.ndarray | None) -> Dates:
+    dates = np.array(values, "datetime64[us]")
+    present = ~np.isnat(dates)
+    years = _years(dates[present])
+    if not len(years):
+        raise UsageError(f"column '{one_line(column.name)}' is empty in all training rows: take it out")
+    mean, scale = _moments(years, None if weights is None else weights[present])
+    return Dates(
+        name=column.name,
+        form=column.form,  # type: ignore[arg-type]
+        has_time=any(value is not None and value.time() != time() for value in values),
+        has_missing=len(years) < len(dates),
+        constant=len(np.unique(dates[present])) == 1,
+        mean=mean,
+        scale=scale or 1.0,
+    )
 
-    values = [column.values[row] for row in rows]
-    if not column.is_number:
-        encoder = OneHotEncoder(handle_unknown="ignore").fit(np.array(values, object)[:, None])
-        return Categories(name=column.name, categories=encoder.categories_[0].tolist())
-    numbers = np.array([np.nan if v is None else v for v in values], np.float64)[:, None]
+
+def _moments(numbers: np.ndarray, weights: np.ndarray | None) -> tuple[float, float]:
+    """Mean and standard deviation of values `[N]`, each as often as its weight says."""
+    mean = np.average(numbers, weights=weights)
+    return float(mean), float(np.sqrt(np.average((numbers - mean) ** 2, weights=weights)))
+
+
+def _median(numbers: np.ndarray, weights: np.ndarray) -> float:
+    """The middle of the values `[N]`, each as often as its weight says; mean of the two, where there are."""
+    order = np.argsort(numbers)
+    below = weights[order].cumsum() / weights.sum()
+    low, high = (np.searchsorted(below, 0.5 + sign * 1e-12) for sign in (-1, 1))
+    return float((numbers[order[low]] + numbers[order[high]]) / 2)
+
+
+def _learned_numbers(column: Column, values: list[Any], weights: np.ndarray | None) -> Numbers:
+    from sklearn.impute import SimpleImputer  # here, for their imports take a second
+    from sklearn.preprocessing import StandardScaler
+
+    numbers = np.array(values, np.float64)[:, None]
     if np.isnan(numbers).all():
         raise UsageError(f"column '{one_line(column.name)}' is empty in all training rows: take it out")
     imputer = SimpleImputer(strategy="median", add_indicator=bool(np.isnan(numbers).any()))
+    filled = imputer.fit_transform(numbers)
+    median = float(imputer.statistics_[0])
+    if weights is not None:
+        present = ~np.isnan(numbers[:, 0])
+        median = _median(numbers[present, 0], weights[present])
+        filled[~present, 0] = median
     with np.errstate(over="ignore", invalid="ignore"):
-        scaler = StandardScaler().fit(imputer.fit_transform(numbers))
+        scaler = StandardScaler().fit(filled, sample_weight=weights)
     if not np.isfinite(scaler.scale_).all():
         raise UsageError(f"column '{one_line(column.name)}' holds numbers too large to be standardised")
     learned = Numbers(
         name=column.name,
-        median=float(imputer.statistics_[0]),
+        decimal=column.decimal,
+        median=median,
         mean=scaler.mean_.tolist(),
         scale=scaler.scale_.tolist(),
         constant=len({value for value in values if value is not None}) == 1,
     )
     # scikit-learn takes what it cannot tell from rounding for constant, and divides it by 1.
-    if not learned.constant and not 0.5 < learned.encode(values)[:, 0].std() < 2:
+    if not learned.constant and not 0.5 < _moments(learned.encode(values)[:, 0], weights)[1] < 2:
         raise UsageError(
             f"column '{one_line(column.name)}' differs too little from row to row beside the size of its "
             "numbers to be standardised: give it in a smaller unit, or less a constant"
@@ -312,7 +514,7 @@ def _learned(column: Column, rows: np.ndarray) -> Numbers | Categories:
     return learned
 
 
-def _target(target: Column, kind: Kind, rows: np.ndarray) -> Target:
+def _target(target: Column, kind: Kind, rows: np.ndarray, weights: np.ndarray | None) -> Target:
     if kind == "classification":
         names = identities(target)
         return Target(name=target.name, classes=classes(names[row] for row in rows))
@@ -323,14 +525,14 @@ def _target(target: Column, kind: Kind, rows: np.ndarray) -> Target:
             f"{where} is {numbers[0]:g} in all {len(rows)} training rows: there is nothing to learn"
         )
     with np.errstate(over="ignore", under="ignore"):
-        variance = float(numbers.var())
-    if not math.isfinite(variance):
+        mean, scale = _moments(numbers, weights)
+    if not math.isfinite(scale):
         raise UsageError(f"{where} holds numbers too large to be standardised: give it in a larger unit")
-    if variance < np.finfo(np.float64).tiny:
+    if scale * scale < np.finfo(np.float64).tiny:
         raise UsageError(
             f"{where} differs too little from row to row to be standardised: give it in a smaller unit"
         )
-    return Target(name=target.name, mean=float(numbers.mean()), scale=float(numbers.std()))
+    return Target(name=target.name, mean=mean, scale=scale)
 
 
 _ROUNDED = 1e-2
@@ -359,8 +561,11 @@ def refuse_rounded(column: Column, rows: np.ndarray) -> None:
     if (numbers == numbers[0]).all():
         is_rounded = [value != exact[0] for value in exact]
     else:
-        pairs = zip(exact, numbers, strict=True)
-        is_rounded = [abs(value - Decimal(number)) > Decimal(allowed) > 0 for value, number in pairs]
+        pairs = zip(exact, numbers.tolist(), strict=True)
+        is_rounded = [  # the shortest text of a float is that float: it was one before
+            value != Decimal(repr(number)) and abs(value - Decimal(number)) > Decimal(allowed) > 0
+            for value, number in pairs
+        ]
     if True in is_rounded:
         written = one_line(column.texts[present[is_rounded.index(True)]] or "")
         raise UsageError(
@@ -411,17 +616,23 @@ def guessed(target: Column) -> tuple[Kind, str]:
     different = len(set(names))
     if not target.is_number:
         return "classification", f"{different} different texts"
-    if different <= FEW_NUMBERS and all(float(v).is_integer() for v in target.values if v is not None):
+    if different <= FEW_NUMBERS and all(float(v).is_integer() for v in target.values if isinstance(v, float)):
         return "classification", f"{different} different whole numbers"
     return "regression", f"{different} different numbers"
 
 
 def sentences(encoder: Encoder, columns: Sequence[Column], rows: np.ndarray) -> list[str]:
     """How each column was encoded, alike ones in one line; `rows` are those of training."""
-    plain: list[str] = []
-    filled: list[str] = []
-    constant: list[str] = []
-    categories: list[str] = []
+    said: dict[str, list[str]] = {
+        "numbers, standardised": (plain := []),
+        "numbers with missing values, standardised, the median of the training rows in their place": (
+            filled := []
+        ),
+        "categories, an input each": (categories := []),
+        "categories, by the mean target of their training rows, without the row's own": (many := []),
+        "dates: the year, standardised; day of the year and of the week as sine and cosine": (dates := []),
+        "the same in every training row, which teaches nothing, and not looked at": (constant := []),
+    }
     for c, column in zip(encoder.columns, columns, strict=True):
         lacking = sum(value is None for value in column.values)
         name = one_line(c.name)
@@ -431,14 +642,15 @@ def sentences(encoder: Encoder, columns: Sequence[Column], rows: np.ndarray) -> 
             some = ", ".join("missing" if k is None else one_line(k) for k in c.categories[:6])
             more = f" and {len(c.categories) - 6} more" if len(c.categories) > 6 else ""
             categories.append(f"{name} ({some}{more})")
+        elif isinstance(c, ManyCategories):
+            many.append(f"{name} ({len(c.categories)})")
+        elif isinstance(c, Dates):
+            time_of_day = ", time of the day likewise" if c.has_time else ""
+            dates.append(f"{name} ({c.form}{time_of_day}{f', {lacking} missing' if lacking else ''})")
         elif lacking:
             filled.append(f"{name} ({lacking} missing, {c.median:g})")
         else:
             plain.append(name)
-    said = [
-        ("numbers, standardised", plain),
-        ("numbers with missing values, standardised, the median of the training rows in their place", filled),
-        ("categories, an input each", categories),
-        ("the same in every training row, which teaches nothing, and not looked at", constant),
-    ]
-    return [f"{what}: {', '.join(names)}" for what, names in said if names] + merged(encoder, columns, rows)
+    return [f"{what}: {', '.join(names)}" for what, names in said.items() if names] + merged(
+        encoder, columns, rows
+    )

@@ -2,8 +2,8 @@
 
     python docs/website.py
 
-mkdocs calls the functions `on_..` (mkdocs.yml). The reference is made of the parsers and the docstrings, the
-tour of its notebook; contributing and changes lie at the root of the project.
+mkdocs calls the functions `on_..` (mkdocs.yml). The reference is made of the parsers and the docstrings,
+pages of the notebooks; contributing and changes lie at the root of the project.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from bench import cli
 ROOT = Path(__file__).parent.parent
 SITE = ROOT / "website"
 AT_THE_ROOT = ("CONTRIBUTING.md", "CHANGELOG.md")
+NOTEBOOKS = sorted((ROOT / "docs").glob("*.ipynb"))
 NO_VOCABULARY = ("__init__", "__main__", "cli", "peers")
 NO_BOARD = """<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>Board</title>
 <p>The board is not part of this copy: <code>make site</code> builds it, where the arrays of the submissions
@@ -62,10 +63,11 @@ def sections(nav: list[Any]) -> Iterator[tuple[str, list[Any]]]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds the pages that are made, and takes the notebook out."""
+    """Adds the pages that are made, and takes the notebooks out."""
     for name, text in pages():
         files.append(File.generated(config, name, content=text))
-    files.remove(files.src_uris["tour.ipynb"])
+    for path in NOTEBOOKS:
+        files.remove(files.src_uris[path.name])
     return files
 
 
@@ -74,7 +76,8 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     out = "../" * (page.file.src_uri.count("/") + 1)
     for name in AT_THE_ROOT:
         markdown = markdown.replace(f"]({out}{name}", f"]({out.removeprefix('../')}{name}")
-    markdown = markdown.replace("](tour.ipynb", "](tour.md")
+    for path in NOTEBOOKS:
+        markdown = markdown.replace(f"]({path.name}", f"]({path.stem}.md")
     return re.sub(rf"\[([^\]]+)\]\({re.escape(out)}[^)]*\)", r"\1", markdown)
 
 
@@ -82,7 +85,8 @@ def pages() -> Iterator[tuple[str, str]]:
     """Name and text of every page that is made."""
     for name in AT_THE_ROOT:
         yield name, (ROOT / name).read_text().replace("](docs/", "](")
-    yield "tour.md", notebook(json.loads((ROOT / "docs" / "tour.ipynb").read_text()))
+    for path in NOTEBOOKS:
+        yield f"{path.stem}.md", notebook(json.loads(path.read_text()))
     yield "help.md", helps()
     for path in sorted((ROOT / "bench").glob("*.py")):
         if path.stem not in NO_VOCABULARY:

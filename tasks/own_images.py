@@ -41,6 +41,7 @@ from bench.contract import (
     Metrics,
     NetworkFactory,
     Problem,
+    Row,
     Spec,
     Stored,
     Task,
@@ -48,7 +49,7 @@ from bench.contract import (
 from bench.data import array_digest
 from bench.errors import UsageError
 from bench.settings import Code, Count, Whole, settings
-from bench.studies import own, trying
+from bench.studies import own, predictive, trying
 from bench.text import one_line
 
 NAMES: dict[str, dict[str, object]] = {"own_images": {}}
@@ -320,6 +321,14 @@ class OwnImages(Task):
         """-log p of each held-out class, in nats, `[N]`."""
         return own.losses(arrays)
 
+    def curves(self, arrays: Arrays) -> list[Row]:
+        """Accuracy by confidence, and risk by the share of images that are kept."""
+        return own.curves(arrays)
+
+    def figures(self, arrays: Arrays) -> dict[str, Any]:
+        """The curves, each drawn."""
+        return own.figures_of(arrays)
+
 
 class Predictor:
     """A fitted posterior with the encoder of its training images: predicts new ones by the names of classes.
@@ -333,7 +342,11 @@ class Predictor:
         self.method, self.encoder = method, encoder
 
     def predict(
-        self, images: Iterable[str | Path], num_samples: int = 50, seed: int = 0
+        self,
+        images: Iterable[str | Path],
+        num_samples: int = 50,
+        seed: int = 0,
+        abstain: float | None = None,
     ) -> list[dict[str, Any]]:
         """Of image files, in their order, `class`, the most probable one, and `probabilities` by class.
 
@@ -341,6 +354,8 @@ class Predictor:
             images: Paths, at least one.
             num_samples: Weight samples S that are averaged, at least 1.
             seed: Of the samples.
+            abstain: The share of these images, from 0 to below 1 and rounded down, that is left to somebody
+                else, as `abstained` says: those of least probability of the class that is told.
 
         Raises:
             UsageError: If a file is no image that can be used; one line that names it.
@@ -350,6 +365,6 @@ class Predictor:
             raise UsageError("there are no images")
         squares = torch.from_numpy(pictures(paths, self.encoder.size))
         inputs = self.encoder.encode(squares.permute(0, 3, 1, 2))
-        with torch.no_grad():
-            prediction = self.method.predict(inputs, num_samples, torch.Generator().manual_seed(seed))
-        return own.told(prediction, self.encoder.classes)
+        found = predictive.predicted(self.method, inputs, num_samples, seed, self.encoder)
+        assert isinstance(found, predictive.Classes)
+        return own.told(found, abstain)

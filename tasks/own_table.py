@@ -4,8 +4,9 @@ Question: of several posteriors over one small network, which predicts held-out 
 and which knows its own error?
 
 Protocol: a file with a line of names, one column of which is the target. 20% of the rows are held out: at
-random (of classes the same share each), by whole groups, or as a column says. Columns are encoded by what
-scikit-learn's transformers learn from the training rows alone (`bench.encoding`); a numeric target is
+random (of classes the same share each), by whole groups, the latest, or as a column says. From 10,000 other
+rows on a tenth of these is kept aside, and the fit stops when it predicts them no better. Columns are encoded
+by what scikit-learn's transformers learn from the training rows alone (`bench.encoding`); a numeric target is
 standardised by them, and scores are in its own unit. One fit per run of a network with one hidden layer of 50
 units, ReLU, prior N(0, 1); of a numeric target the standard deviation of the noise is learned along, or given
 by the network for every row (`--task.noise heteroscedastic`). `--seed` moves the fit, `--task.split` the
@@ -23,7 +24,6 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
@@ -33,8 +33,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from bench import encoding, metrics, networks, own_network, priors
-from bench.cells import read, text
+from bench import columns, encoding, metrics, networks, own_network, priors
 from bench.contract import (
     Arrays,
     Budget,
@@ -46,22 +45,21 @@ from bench.contract import (
     Problem,
     Row,
     Spec,
-    Task,
     Undefined,
 )
 from bench.data import array_digest
-from bench.encoding import Column, Encoder
+from bench.encoding import Encoder
 from bench.errors import UsageError
-from bench.predictions import Categorical, Gaussian, Prediction
-from bench.settings import Code, Count, Whole, settings
-from bench.studies import conformal, normals, own, trying
+from bench.predictions import Gaussian
+from bench.settings import Code, Count, Share, Whole, settings
+from bench.studies import conformal, normals, own, predictive, trying
+from bench.studies import own_rows as rows_of
 from bench.text import one_line
 
 NAMES: dict[str, dict[str, object]] = {"own_table": {}}
 
 PRESETS: dict[str, dict[str, object]] = {"smoke": {"epochs": 2, "test_samples": 4}}
 
-FEWEST_TRAINED, FEWEST_TESTED = 10, 3
 NOTHING: dict[encoding.Kind, str] = {
     "regression": "the target is a number",
     "classification": "the target is a class",
@@ -81,9 +79,19 @@ class Settings:
     split: Whole = 0
     """Seed of the random rows that are held out, 0 or more; --seed does not move them."""
     split_column: str | None = None
-    """A column that says train or test of every row, in place of a random split; it is no input."""
+    """A column that says train, validation or test of every row, in place of a split; it is no input."""
     group: str | None = None
     """A column whose equal values stay together, all trained on or all held out; it is no input."""
+    time: str | None = None
+    """A column of numbers or dates: the latest rows are held out; an input only if --task.dates names it."""
+    drop: str | None = None
+    """Columns that are left out, with commas between them."""
+    categorical: str | None = None
+    """Columns that are of categories, with commas between them: codes, or more texts than 50."""
+    dates: str | None = None
+    """Columns of dates, with commas between them, of which calendar parts become inputs."""
+    decimal: Literal[".", ","] = "."
+    """The mark in numbers that are written as text."""
     hidden: Count = 50
     """Units of the hidden layer, at least 1."""
     network: Code | None = None
@@ -94,18 +102,25 @@ class Settings:
     """Standard deviation of a number's noise: learned is one for all rows, heteroscedastic one per row, which
     the network gives as a second output."""
     epochs: Count | None = None
-    """Epochs, at least 1; null is 200 for fewer than 2,000 training rows, else 40."""
-    batch_size: Count | None = 32
-    """Examples per training step, at least 1; null is full batch."""
+    """Epochs, at least 1; null is 200 below 2,000 rows not held out, 40 below 10,000, then at most 100."""
+    batch_size: Count | Literal["auto"] | None = "auto"
+    """Examples per training step, at least 1; null is full batch, auto 32 and more from 10,000 rows on."""
+    validation: Share | None = None
+    """Share of the rows not held out that is kept aside to stop by; null is 0, or 0.1 from 10,000 rows on."""
+    patience: Count | None = None
+    """Epochs without a better validation NLL that end a fit; null is no end, or 5 from 10,000 rows on."""
     test_samples: Count = 80
     """Weight samples S per prediction, at least 1."""
 
 
-class OwnTable(Task):
+class OwnTable(rows_of.TableTask):
     """Held-out rows of a user's table."""
 
     settings_class = Settings
+    tuned_with = {"validation": 0.2}
     settings: Settings
+    weights: np.ndarray | None = None
+    """Of the training rows, above 0: they multiply the log likelihood; None is 1 each."""
 
     @property
     def spec(self) -> Spec:
@@ -136,6 +151,7 @@ class OwnTable(Task):
                 **own.undefinable(own.OF_CLASSES),
             },
             main_metric="nll",
+            validation_metric="nll" if self.settings.validation else None,
             ranked=False,
             own_data=True,
         )
@@ -143,179 +159,69 @@ class OwnTable(Task):
     # ---- data
 
     @cached_property
-    def columns(self) -> dict[str, Column]:
-        """The columns that are used, judged, without rows that have no target."""
-        given = self.settings
-        if given.file is None or given.target is None:
-            raise UsageError("own_table needs a table: --task.file FILE.csv --task.target COLUMN")
-        path = Path(given.file)
-        table = read(path)
-        for flag, name in (
-            ("target", given.target),
-            ("split_column", given.split_column),
-            ("group", given.group),
-        ):
-            if name is not None and name not in table:
-                names = ", ".join(one_line(each) for each in list(table)[:20])
-                raise UsageError(f"--task.{flag} {name}: {path} has no such column; it has {names}")
-        kept = [row for row, cell in enumerate(table[given.target]) if text(cell) is not None]
-        if len(kept) < own.FEWEST:
-            raise UsageError(
-                f"{path}: {len(kept)} rows with a target are too few to learn and to test: at least "
-                f"{own.FEWEST} are needed"
-            )
-        self.left_out = len(table[given.target]) - len(kept)
-        beside = (given.split_column, given.group)
-        return {
-            name: encoding.column(path, name, [table[name][row] for row in kept], name in beside)
-            for name in table
-        }
-
-    @cached_property
-    def kind(self) -> encoding.Kind:
-        """Whether the target is a number or a class."""
-        target = self.target_column
-        name, path = one_line(target.name), self.settings.file
-        kind = self.settings.kind or encoding.guessed(target)[0]
-        if kind == "regression" and not target.is_number:
-            raise UsageError(f"--task.kind regression: the target '{name}' holds texts, which are no numbers")
-        counts = Counter(self.labels if kind == "classification" else target.values)
-        if len(counts) < 2:
-            raise UsageError(
-                f"{path}: the target '{name}' is {one_line(self.labels[0])} in all rows: there is "
-                "nothing to learn"
-            )
-        if kind == "classification":
-            alone = [value for value in encoding.classes(self.labels) if counts[value] == 1]
-            otherwise = "; --task.kind regression takes the target as a number" if target.is_number else ""
-            if alone:
-                raise UsageError(
-                    f"{path}: the class {one_line(alone[0])} of the target '{name}' is in "
-                    "only one row, which cannot be both learned and tested: take the row out, or put it in "
-                    f"another class{otherwise}"
-                )
-        return kind
-
-    @property
-    def target_column(self) -> Column:
-        """The target."""
-        return self.columns[self.settings.target or ""]
-
-    @cached_property
-    def labels(self) -> list[str]:
-        """Of each row the name of its class, if the target is taken for classes, `[N]`."""
-        return encoding.identities(self.target_column)
-
-    @cached_property
-    def inputs(self) -> list[Column]:
-        """The columns that the network sees."""
-        beside = {self.settings.target, self.settings.split_column, self.settings.group}
-        found = [column for name, column in self.columns.items() if name not in beside]
-        if not found:
-            raise UsageError(f"{self.settings.file}: holds no column but the target to learn from")
-        return found
-
-    @cached_property
-    def rows(self) -> dict[str, np.ndarray]:
-        """Numbers of the rows of train and test, ascending."""
-        kind, labels = self.kind, np.array(self.labels, object)
-        if self.settings.split_column is not None and self.settings.group is not None:
-            raise UsageError("--task.group and --task.split_column: a column says it all, give one of them")
-        if self.settings.split_column is not None:
-            is_test = self._as_said(self.columns[self.settings.split_column])
-        elif self.settings.group is not None:
-            is_test = self._whole_groups(self.columns[self.settings.group])
-        else:
-            strata = labels if kind == "classification" else np.zeros(len(labels))
-            is_test = own.at_random(strata, self.settings.split)
-        found = {"train": np.flatnonzero(~is_test), "test": np.flatnonzero(is_test)}
-        for part, fewest in (("train", FEWEST_TRAINED), ("test", FEWEST_TESTED)):
-            if len(found[part]) < fewest:
-                raise UsageError(
-                    f"{self.settings.file}: {len(found[part])} rows to {part}: at least {fewest} are needed"
-                )
-        if kind == "classification" and (new := set(labels[is_test]) - set(labels[~is_test])):
-            raise UsageError(
-                f"{self.settings.file}: the class {one_line(encoding.classes(new)[0])} is in test rows "
-                "alone: nothing could have learned it; split otherwise"
-            )
-        return found
-
-    def _as_said(self, column: Column) -> np.ndarray:
-        if wrong := [value for value in column.values if value not in ("train", "test")]:
-            raise UsageError(
-                f"--task.split_column {column.name}: every row must say train or test, and one says "
-                f"'{'' if wrong[0] is None else one_line(wrong[0])}'"
-            )
-        return np.array([value == "test" for value in column.values])
-
-    def _whole_groups(self, column: Column) -> np.ndarray:
-        """Groups in random order, of which the first are held out, up to the share of test rows."""
-        if None in column.values:
-            raise UsageError(f"--task.group {column.name}: row {column.values.index(None) + 1} has no group")
-        groups, of_row = np.unique(np.array(column.values), return_inverse=True)
-        if len(groups) < 2:
-            raise UsageError(f"--task.group {column.name}: all rows are of one group, which cannot be parted")
-        order = own.permutation(len(groups), self.settings.split)
-        rows_so_far = np.bincount(of_row)[order].cumsum()
-        number = max(1, np.searchsorted(rows_so_far, own.TEST_SHARE * len(of_row), side="right"))
-        return np.isin(of_row, order[: min(number, len(groups) - 1)])
-
-    @cached_property
     def encoder(self) -> Encoder:
         """What the training rows teach."""
-        return encoding.fit(self.inputs, self.target_column, self.kind, self.rows["train"])
+        return encoding.fit(self.inputs, self.target_column, self.kind, self.rows["train"], self.weights)
+
+    @cached_property
+    def _encoded(self) -> dict[str, np.ndarray]:
+        """Inputs `[N, D]` of train, val and test."""
+        found = {
+            "train": encoding.of_training(
+                self.encoder, self.inputs, self.target_column, self.rows["train"], self.weights
+            )
+        }
+        for part in ("val", "test"):
+            values = {c.name: [c.values[row] for row in self.rows[part]] for c in self.inputs}
+            found[part] = self.encoder.encode(values)
+        return found
 
     def own_data(self, part: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Encoded inputs `[N, D]` and targets of the part train or test.
+        """Encoded inputs `[N, D]` and targets of the part train, val or test.
 
-        Targets are classes `[N]`; or numbers, standardised `[N, 1]` to train and as they are `[N]` to test.
+        Targets are classes `[N]`; or numbers, standardised `[N, 1]`, those to test as they are `[N]`.
         """
         rows, target = self.rows[part], self.encoder.target
-        values = {c.name: [c.values[row] for row in rows] for c in self.inputs}
-        inputs = torch.from_numpy(self.encoder.encode(values)).float()
+        inputs = torch.from_numpy(self._encoded[part]).float()
         if self.kind == "classification":
             index = {name: number for number, name in enumerate(target.classes)}
-            return inputs, torch.tensor([index[self.labels[row]] for row in rows])
+            return inputs, torch.tensor([index[self.labels[row]] for row in rows], dtype=torch.long)
         numbers = np.array([self.target_column.values[row] for row in rows], np.float64)
+        target.refuse_far(numbers)
         if part == "test":
-            target.refuse_far(numbers)
             return inputs, torch.from_numpy(numbers)
         return inputs, torch.from_numpy((numbers - target.mean) / target.scale).float()[:, None]
 
     def data_digest(self) -> str:
-        """Of all rows as they are encoded, parted into train and test: of the content, not of the path.
+        """Of all rows as they are encoded, parted as they are used: of the content, not of the path.
 
         Of one's own network its file too.
         """
-        parts = {part: self.own_data(part) for part in ("train", "test")}
+        parts = {part: self.own_data(part) for part, rows in self.rows.items() if len(rows)}
         arrays = {f"{part}{i}": array for part, found in parts.items() for i, array in enumerate(found)}
         learned = np.frombuffer(self.encoder.model_dump_json().encode(), np.uint8)
-        return array_digest(arrays | {"encoder": learned} | self._own_network()[0])
-
-    def _own_network(self) -> tuple[Arrays, list[str]]:
-        """What decides which network one's own is, and sentences on it; it is tried out."""
-        name, freeze = self.settings.network, self.settings.freeze
-        if name is None:
-            if freeze:
-                raise UsageError("--task.freeze true: is of a network of your own: --task.network")
-            return {}, []
-        problem = self.problem()
-        outputs, _ = own.posed(self.encoder.target.classes, self.settings.noise)
-        return trying.network(problem.network, name, self.own_data("train")[0], outputs)
+        return array_digest(arrays | {"encoder": learned} | _own_network(self)[0])
 
     # ---- protocol
 
     def problem(self) -> Problem:
-        """The training rows."""
-        train = TensorDataset(*self.own_data("train"))
-        return self._posed(train, len(train), self.encoder.target)
+        """The training rows, and those that are kept aside to stop by."""
+        weights = () if self.weights is None else (torch.from_numpy(self.weights).float(),)
+        train = TensorDataset(*self.own_data("train"), *weights)
+        val = TensorDataset(*self.own_data("val")) if len(self.rows["val"]) else None
+        return self._posed(train, len(train), self.encoder.target, val)
 
-    def _posed(self, train: TensorDataset, number: int, target: encoding.Target) -> Problem:
-        width, (outputs, likelihood) = (
-            train.tensors[0].shape[1],
-            own.posed(target.classes, self.settings.noise),
-        )
+    def posed_again(self, encoder: Encoder) -> Problem:
+        """The problem of an encoder's training rows, with a row of zeros in their place."""
+        inputs = torch.zeros(1, encoder.width)
+        target = torch.zeros(1, dtype=torch.long) if encoder.target.classes else torch.zeros(1, 1)
+        return self._posed(TensorDataset(inputs, target), encoder.rows, encoder.target)
+
+    def _posed(
+        self, train: TensorDataset, number: int, target: encoding.Target, val: TensorDataset | None = None
+    ) -> Problem:
+        width = train.tensors[0].shape[1]
+        outputs, likelihood = own.posed(target.classes, self.settings.noise)
         network: NetworkFactory
         if self.settings.network is None:
             network = partial(networks.mlp, width, outputs, (self.settings.hidden,))
@@ -323,22 +229,42 @@ class OwnTable(Task):
             network = partial(
                 own_network.network, self.settings.network, (width,), outputs, self.settings.freeze
             )
-        return Problem(network, likelihood, priors.normal(0, 1), train, None, number)
+        return Problem(network, likelihood, priors.normal(0, 1), train, val, number)
 
     def loaded(self, directory: Path, restore: Callable[[Problem], Method]) -> Any:
         """What predicts new rows; needs the run alone, and not the table."""
         encoder = own.read_encoder(directory, Encoder)
-        inputs = torch.zeros(1, encoder.width)
-        target = torch.zeros(1, dtype=torch.long) if encoder.target.classes else torch.zeros(1, 1)
-        method = restore(self._posed(TensorDataset(inputs, target), encoder.rows, encoder.target))
-        return Predictor(method, encoder, own.held_out(directory))
+        method = restore(self.posed_again(encoder))
+        return Predictor(method, encoder, directory, own.held_out(directory))
+
+    @property
+    def budget(self) -> Budget:
+        """Epochs, batches and patience, by the number of rows that are not held out."""
+        given, kept = self.settings, len(self.rows["train"]) + len(self.rows["val"])
+        epochs = given.epochs or (200 if kept < 2000 else 100 if self.is_large else 40)
+        size = given.batch_size
+        if size == "auto":  # from 10,000 rows on 64 to 128 steps an epoch
+            size = max(32, 2 ** (len(self.rows["train"]) // 64).bit_length() // 2) if self.is_large else 32
+        patience = given.patience or (5 if self.is_large and len(self.rows["val"]) else None)
+        return Budget(epochs, size, patience)
+
+    def _log_validation(self, engine: Engine, method: Method) -> None:
+        """Tells the NLL of the rows kept aside, in the target's unit: what `bench tune` looks at."""
+        inputs, targets = self.own_data("val")
+        score = engine.predict(method, inputs, self.settings.test_samples).log_score(targets)
+        engine.log("nll", float(np.log(self.encoder.target.scale) - score.double().mean()))
+
+    def fitted(self, engine: Engine) -> Method:
+        """The method, fitted to the training rows."""
+        problem = self.problem()
+        engine.stage("fit")
+        return engine.fit(problem, self.budget)
 
     def run(self, engine: Engine) -> Arrays:
         """Predictions on the held-out rows."""
-        problem = self.problem()
-        engine.stage("fit")
-        epochs = self.settings.epochs or (200 if problem.num_train < 2000 else 40)
-        method = engine.fit(problem, Budget(epochs, self.settings.batch_size))
+        method = self.fitted(engine)
+        if len(self.rows["val"]):
+            self._log_validation(engine, method)
         prediction = engine.predict(method, self.own_data("test")[0], self.settings.test_samples)
         if not isinstance(prediction, Gaussian):
             return {"log_probs": metrics.store(prediction.average())}
@@ -361,8 +287,11 @@ class OwnTable(Task):
         how = f"--task.split {given.split}"
         if given.split_column or given.group:
             how = f"by {given.split_column or given.group}" + (f", {how}" if given.group else "")
+        if given.time:
+            how = f"the latest by {given.time}"
+        aside = f"{len(rows['val'])} kept aside to stop by, " if len(rows["val"]) else ""
         said = [
-            f"{given.file}: {len(rows['train'])} rows trained on, {len(rows['test'])} held out ({how})"
+            f"{given.file}: {len(rows['train'])} rows trained on, {aside}{len(rows['test'])} held out ({how})"
             + (f", {self.left_out} left out, since they have no target" if self.left_out else "")
         ]
         kind, why = encoding.guessed(self.target_column)
@@ -373,7 +302,9 @@ class OwnTable(Task):
             largest = one_line(target.classes[shares.argmax()])
             learned = f"{len(target.classes)} classes, the commonest {largest} in {shares.max():.0%}"
         said.append(f"target {one_line(target.name)}: {given.kind or kind}, {learned}{guess}")
-        said += encoding.sentences(self.encoder, self.inputs, rows["train"]) + self._own_network()[1]
+        said += encoding.sentences(self.encoder, self.inputs, rows["train"])
+        labels = self.labels if self.kind == "classification" else None
+        said += columns.remarks(self.inputs, self.target_column, labels) + _own_network(self)[1]
         said.append(
             "next: run further methods and seeds (bench sweep), then bench compare their folder; "
             'bench.load("this directory").predict("new.csv") predicts new rows'
@@ -408,19 +339,37 @@ class OwnTable(Task):
         return -normals.log_density(*normals.mixtures(arrays), arrays["targets"])
 
     def curves(self, arrays: Arrays) -> list[Row]:
-        """Of a number: the coverage of central intervals by their level in percent."""
+        """Risk by the share of rows that are kept; coverage of intervals, or accuracy by confidence."""
         if "labels" in arrays:
-            return []
-        return normals.coverage_rows(normals.below(*normals.mixtures(arrays), arrays["targets"]))
+            return own.curves(arrays)
+        (mean, sigma), targets = normals.mixtures(arrays), arrays["targets"]
+        found = predictive.Numbers(mean, np.broadcast_to(sigma, mean.shape))
+        risk = predictive.risk_rows(found.variance, (found.mean - targets) ** 2, "risk, rmse", root=True)
+        return normals.coverage_rows(normals.below(mean, sigma, targets)) + risk
 
     def figures(self, arrays: Arrays) -> dict[str, Any]:
-        """Of a number: coverage of the central intervals against their level."""
-        rows = self.curves(arrays)
-        return {"coverage": normals.coverage_chart(rows)} if rows else {}
+        """The curves, each drawn."""
+        if "labels" in arrays:
+            return own.figures_of(arrays)
+        rows, unit = self.curves(arrays), f"root mean squared error, {self.settings.target}"
+        risk = predictive.risk_chart([row for row in rows if row.curve == "risk, rmse"], unit)
+        return {"coverage": normals.coverage_chart(rows), "risk": risk}
 
     def remarks(self, arrays: Arrays) -> list[str]:
         """Of a number: coverage of the 90% intervals by quarters of the predicted width."""
         return [] if "labels" in arrays else normals.remarks(arrays)
+
+
+def _own_network(task: OwnTable) -> tuple[Arrays, list[str]]:
+    """What decides which network one's own is, and sentences on it; it is tried out."""
+    name, freeze = task.settings.network, task.settings.freeze
+    if name is None:
+        if freeze:
+            raise UsageError("--task.freeze true: is of a network of your own: --task.network")
+        return {}, []
+    problem = task.problem()
+    outputs, _ = own.posed(task.encoder.target.classes, task.settings.noise)
+    return trying.network(problem.network, name, task.own_data("train")[0], outputs)
 
 
 class Predictor:
@@ -429,16 +378,23 @@ class Predictor:
     Attributes:
         method: The fitted method.
         encoder: What was learned from the training rows.
+        run: Directory of the run that it was loaded from.
         held_out: Encoded inputs `[n, D]` and targets `[n]` of rows that neither training nor early stopping
             saw, by which intervals are calibrated; None of classes, and of runs from before.
     """
 
     def __init__(
-        self, method: Method, encoder: Encoder, held_out: tuple[np.ndarray, np.ndarray] | None = None
+        self,
+        method: Method,
+        encoder: Encoder,
+        run: Path,
+        held_out: tuple[np.ndarray, np.ndarray] | None = None,
     ) -> None:
-        self.method, self.encoder, self.held_out = method, encoder, held_out
+        self.method, self.encoder, self.run, self.held_out = method, encoder, run, held_out
 
-    def predict(self, rows: Any, num_samples: int = 200, seed: int = 0) -> list[dict[str, Any]]:
+    def predict(
+        self, rows: Any, num_samples: int = 200, seed: int = 0, abstain: float | None = None
+    ) -> list[dict[str, Any]]:
         """Predictions of new rows, a dictionary each, in their order.
 
         A missing value is encoded as one of the training rows, a category that they do not have as none of
@@ -450,26 +406,27 @@ class Predictor:
                 same in all of these forms (`bench.cells`).
             num_samples: Weight samples S that are averaged, at least 1.
             seed: Of the samples.
+            abstain: The share of these rows, from 0 to below 1 and rounded down, that is left to somebody
+                else: those of largest predictive variance, or of least probability of the class that is told.
 
         Returns:
             Of a number `mean`, `sd`, and `low` and `high`, the central 90% interval, in the target's unit. Of
-            classes `class`, the most probable one, and `probabilities` by class.
+            classes `class`, the most probable one, and `probabilities` by class. With `abstain` also
+            `abstained`, whether the row is left to somebody else.
 
         Raises:
             UsageError: If a column is missing in a row, a number is none, or a value may be one of several
                 categories; one line that names it.
         """
-        prediction = self._prediction(self._encoded(rows), num_samples, seed)
-        if isinstance(prediction, Categorical):
-            return own.told(prediction, self.encoder.target.classes)
-        mean, sigma = self._mixtures(prediction)
-        sd = np.sqrt((sigma**2).mean(0) + mean.var(0))
-        low, high = (normals.quantiles(mean, sigma, p) for p in (0.05, 0.95))
-        names = ("mean", "sd", "low", "high")
-        return [
-            dict(zip(names, map(float, row), strict=True))
-            for row in zip(mean.mean(0), sd, low, high, strict=True)
-        ]
+        found = self._predicted(self._encoded(rows), num_samples, seed)
+        if isinstance(found, predictive.Classes):
+            return own.told(found, abstain)
+        low, high = found.interval(0.9)
+        columns = {"mean": found.mean, "sd": np.sqrt(found.variance), "low": low, "high": high}
+        if abstain is not None:
+            columns["abstained"] = found.abstain(abstain)
+        values = zip(*(column.tolist() for column in columns.values()), strict=True)
+        return [dict(zip(columns, row, strict=True)) for row in values]
 
     def interval(
         self,
@@ -511,15 +468,23 @@ class Predictor:
             given.append(inputs)
 
         def ends(inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            mean, sigma = self._mixtures(self._prediction(inputs, num_samples, seed))
-            if kind == "residual":
-                return mean.mean(0), mean.mean(0)
-            low, high = (normals.quantiles(mean, sigma, (1 + sign * level) / 2) for sign in (-1, 1))
-            return low, high
+            found = self._predicted(inputs, num_samples, seed)
+            assert isinstance(found, predictive.Numbers)
+            return (found.mean, found.mean) if kind == "residual" else found.interval(level)
 
         (low, high), *of_held_out = map(ends, given)
         by = conformal.margin(*of_held_out[0], targets, level) if of_held_out else 0.0
         return conformal.widened(low, high, by)
+
+    def estimator(self) -> Any:
+        """The same as a fitted estimator of scikit-learn (`bench.sklearn`), with the same predictions.
+
+        Raises:
+            UsageError: If the run's record cannot be read.
+        """
+        from bench import sklearn  # here, since it stands above the tasks
+
+        return sklearn.of_run(self.run, self.method, self.encoder)
 
     def _calibration(self, level: float) -> tuple[np.ndarray, np.ndarray]:
         if self.held_out is None:
@@ -551,15 +516,9 @@ class Predictor:
             )
         return inputs
 
-    def _prediction(self, inputs: np.ndarray, num_samples: int, seed: int) -> Prediction:
+    def _predicted(
+        self, inputs: np.ndarray, num_samples: int, seed: int
+    ) -> predictive.Numbers | predictive.Classes:
         """Of encoded inputs `[B, D]`; all share their draws of the weights, in any call with this seed."""
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            return self.method.predict(torch.from_numpy(inputs).float(), num_samples, generator)
-
-    def _mixtures(self, prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
-        """Means and standard deviations of the S normals, each `[S, B]`, in the target's unit."""
-        assert isinstance(prediction, Gaussian)
-        target = self.encoder.target
-        mean = target.mean + target.scale * prediction.mean[..., 0].double().numpy()
-        return mean, target.scale * prediction.variance[..., 0].double().sqrt().numpy()
+        given = torch.from_numpy(inputs).float()
+        return predictive.predicted(self.method, given, num_samples, seed, self.encoder.target)

@@ -248,7 +248,7 @@ def test_links_between_pages_lead_somewhere():
 def test_the_page_on_own_data_is_right_to_the_letter(tmp_path, monkeypatch, capsys):
     """Its commands and its Python, in its order; 3 epochs in place of 200, since it shows no score."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(own_table, "Budget", lambda epochs, batch_size: Budget(3, batch_size))
+    monkeypatch.setattr(own_table, "Budget", lambda epochs, *others: Budget(3, *others))
     shutil.copy(ROOT / "tests" / "penguins.csv", tmp_path)
     commands = 0
     for block in pages.blocks("own-data.md"):

@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from bench import cli, encoding
 from bench.contract import Undefined
 from bench.errors import UsageError
 from bench.runs import registry
+from bench.runs.records import read_curves, read_record
 from bench.runs.runner import load_scores
 from bench.studies import normals, own
 from bench.tasks.own_table import OwnTable, Settings
@@ -203,8 +205,8 @@ REFUSED = {
     "no such target": (table(y=None, z=[1] * 40), {}, "--task.target y: .* has no such column; it has x, z"),
     "free text": (table(note=WORDS), {}, "column 'note' holds 40 different texts in 40 rows, such as 'a sen"),
     "dates": (table(day=[f"2024-03-{1 + i % 9:02}" for i in range(40)]), {}, "column 'day' holds dates such"),
-    "infinity": (table(x=["inf", *range(39)]), {}, "column 'x' holds inf in row 1"),
-    "too large": (table(x=["1e999", *range(39)]), {}, "column 'x' holds inf in row 1"),
+    "infinity": (table(x=["inf", *range(39)]), {}, "column 'x' holds 'inf' in line 2"),
+    "too large": (table(x=["1e999", *range(39)]), {}, "column 'x' holds '1e999' in line 2"),
     "empty column": (table(z=[""] * 40), {}, "column 'z' is empty"),
     "nothing to learn from": (table(x=None), {}, "no column but the target"),
     "a class in one row": (table(y=["a"] * 20 + ["b"] * 19 + ["c"]), {}, "the class c .* in only one row"),
@@ -306,14 +308,6 @@ def test_scores_of_classes():
     assert scores["rmse"] == Undefined("the target is a class")
 
 
-def test_quantiles_of_a_mixture_have_their_probability():
-    mean, sigma = np.array([[0.0, 5.0, 3.0], [4.0, 5.0, -3.0]]), np.array([[1.0, 2.0, 0.1], [0.5, 2.0, 0.1]])
-    for p in (0.05, 0.5, 0.95):
-        found = normals.quantiles(mean, sigma, p)
-        np.testing.assert_allclose(norm.cdf(found, mean, sigma).mean(0), p, atol=1e-9)
-        assert found[1] == pytest.approx(norm.ppf(p, 5, 2))
-
-
 # ---- from a run to a predictor
 
 
@@ -369,6 +363,37 @@ def test_samples_widen_a_prediction_and_depend_on_the_seed_alone(runs):
     assert predictor.predict(rows_of(make())[:3], num_samples=50, seed=1) != first
     noise = predictor.encoder.target.scale * math.exp(predictor.method.likelihood.log_sigma.item())
     assert all(row["sd"] > noise and row["low"] < row["mean"] < row["high"] for row in first)
+
+
+def test_a_share_of_rows_is_left_to_somebody_else(runs):
+    """Those of largest sd, or least largest probability; the other numbers are what they are without it."""
+    for target, score in (
+        ("body_mass_g", lambda row: -row["sd"]),
+        ("species", lambda row: max(row["probabilities"].values())),
+    ):
+        rows, predictor = rows_of(make(target=target)), bench.load(runs[1]["mfvi", target, 0])
+        plain, found = predictor.predict(rows), predictor.predict(rows, abstain=0.25)
+        left = [row.pop("abstained") for row in found]
+        assert found == plain
+        assert sum(left) == len(rows) // 4
+        kept = [score(row) for row, is_left in zip(plain, left, strict=True) if not is_left]
+        assert max(score(row) for row, is_left in zip(plain, left, strict=True) if is_left) <= min(kept)
+    with pytest.raises(UsageError, match="from 0 to below 1"):
+        predictor.predict(rows, abstain=25)
+
+
+def test_the_report_has_calibration_and_risk_by_the_rows_kept(runs, tmp_path):
+    """Of a number and of classes: what the curves say at 100% is the metric."""
+    for target, metric, curve in (("body_mass_g", "rmse", "risk, rmse"), ("species", None, "risk, error")):
+        directory = runs[1]["mfvi", target, 0]
+        record, rows = read_record(directory).metrics, read_curves(directory)
+        (last,) = [row.value for row in rows if (row.curve, row.x) == (curve, 100)]
+        expected = record[metric] if metric else 1 - record["accuracy"]
+        assert last == pytest.approx(expected, rel=1e-6)
+        cli.main(["report", str(directory), "--to", str(tmp_path / f"{target}.html")])
+        page = (tmp_path / f"{target}.html").read_text()
+        assert curve in page
+        assert page.count("data:image/svg+xml") == 2
 
 
 def test_classes_are_predicted_by_their_names(runs):
@@ -642,11 +667,47 @@ def test_neighbours_beyond_32_bits_are_told_apart_or_it_is_said(tmp_path):
     assert fine.data_digest()  # one text throughout is rounded, and the same
 
 
-@pytest.mark.parametrize("missing", [False, True])
-def test_a_column_that_never_changed_is_not_looked_at(missing, tmp_path):
+@pytest.mark.parametrize(
+    ("only", "others", "settings", "missing"),
+    [
+        ("3.7", (4.0, 1e9), {}, False),
+        ("3.7", (4.0, 1e9), {}, True),
+        ("a", ("b", None), {}, False),  # a missing one would be a second category
+        ("2024-03-01", ("2025-07-02", "2024-01-01"), {"dates": "c"}, False),
+        ("2024-03-01", ("2025-07-02", "2024-01-01"), {"dates": "c"}, True),
+    ],
+)
+def test_a_column_that_never_changed_is_not_looked_at(only, others, settings, missing, tmp_path):
     """What another value would mean nothing taught: its weights are where they started."""
-    c = [None if missing and i % 3 == 0 else 3.7 for i in range(40)]
-    task = make(write(tmp_path / "t.csv", table(c=c)), "y")
-    found = task.encoder.encode_rows([{"x": 1.0, "c": value} for value in (3.7, 4.0, 1e9)])
+    c = [None if missing and i % 3 == 0 else only for i in range(40)]
+    task = make(write(tmp_path / "t.csv", table(c=c)), "y", **settings)
+    found = task.encoder.encode_rows([{"x": 1.0, "c": value} for value in (only, *others)])
     assert (found == found[0]).all()
     assert ("not looked at: c" in task.notes()["notes.txt"]) == (not missing)
+
+
+# ---- tuning
+
+
+def test_test_rows_are_unseen_by_a_search(tmp_path, capsys):
+    """Their targets may be anything: values and choice are the same. Cheat: training targets do move them."""
+    made, table = make(), encoding.read(PENGUINS)
+    kept = [row for row, cell in enumerate(table["body_mass_g"]) if cell not in ("", "NA")]
+    found = {}
+    for part in ("none", "test", "train"):
+        changed = {name: list(column) for name, column in table.items()}
+        for row in made.rows.get(part, []):
+            changed["body_mass_g"][kept[row]] = str(3000 + 7 * int(row))
+        (tmp_path / part).mkdir()
+        path = write(tmp_path / part / "t.csv", changed)
+        words = ["tune", "mfvi", "own_table", "--budget", "2", "--task.file", str(path), "--task.epochs", "2"]
+        words += ["--task.target", "body_mass_g", "--out", str(tmp_path / part), "--task.test_samples", "4"]
+        assert cli.main(words) == 0
+        told = capsys.readouterr()
+        result = json.loads(Path(told.out.strip()).read_text())
+        found[part] = [c["value"] for c in result["configurations"]], result["chosen"]
+        assert "bench run mfvi own_table --task.file" in told.err
+    assert None not in found["none"][0]
+    assert found["none"] == found["test"]
+    assert found["none"][0] != found["train"][0]
+    assert np.array_equal(make(validation=0.2).rows["test"], made.rows["test"])

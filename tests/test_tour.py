@@ -1,5 +1,6 @@
-"""The Python that a newcomer sees first is run: the block of the page on first runs, and the notebook."""
+"""The Python that a newcomer sees first is run: the block of the page on first runs, and the notebooks."""
 
+import re
 import runpy
 
 import nbformat
@@ -36,3 +37,38 @@ def test_the_tour_runs_and_shows_what_it_showed(tmp_path, monkeypatch):
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert kinds(notebook) == shown
     assert list(tmp_path.glob("runs/*/mfvi/*/record.json"))
+
+
+NUMBER = re.compile(r"-?\d+\.\d+|-?\d+")
+
+
+def texts(notebook):
+    """What the outputs say as text, cell after cell."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [str(output.get("data", {}).get("text/plain")) for cell in cells for output in cell.outputs]
+
+
+def differ(texts, others):
+    """Where outputs differ: in words, or in a number by more than 3% and 0.06 (a patient of 111 is 0.01)."""
+    found = []
+    for one, other in zip(texts, others, strict=True):
+        a, b = ([float(number) for number in NUMBER.findall(text)] for text in (one, other))
+        words = [" ".join(NUMBER.sub("#", text).split()) for text in (one, other)]
+        if words[0] != words[1] or a != pytest.approx(b, rel=0.03, abs=0.06):
+            found.append((one, other))
+    return found
+
+
+@pytest.mark.slow
+def test_the_estimators_notebook_says_what_it_said(tmp_path, monkeypatch):
+    """Every cell, in a kernel of its own; 13 seconds of a processor. Negative control: a changed number."""
+    monkeypatch.setenv("JUPYTER_PLATFORM_DIRS", "1")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    notebook = nbformat.read(pages.DOCS / "estimator.ipynb", as_version=4)
+    said = texts(notebook)
+    assert len(NUMBER.findall(str(said))) > 30
+    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    assert differ(texts(notebook), said) == []
+    assert len(differ(["R 0.52", "x"], ["R 0.32", "x"])) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"ipython"}

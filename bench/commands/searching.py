@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -309,13 +310,21 @@ def _status(arguments: list[str]) -> int:
     return _exit_code({each.state for each in found})
 
 
+_OWN_DATA = ("own_table",)
+"""Tasks whose settings name the data that a search is on."""
+
+
 def tune(arguments: list[str]) -> None:
     """Chooses settings by validation data, within a budget."""
-    chosen = _tune_parser().parse_args(arguments)
+    parser = _tune_parser()
+    if own := [word for word in arguments if word in _OWN_DATA]:
+        entry = registry.task(own[0])
+        parser.add_settings(entry.cls.settings_class, "task", entry.fixed)
+    chosen = parser.parse_args(arguments)
     registry.refuse_unknown(chosen.METHOD, chosen.TASK)
 
     from bench.runs.progress import shown
-    from bench.sweep.tune import Sampler, unequal_budgets
+    from bench.sweep.tune import Sampler, result_path, unequal_budgets
     from bench.sweep.tune import tune as search
 
     registry.import_own(chosen.METHOD, chosen.TASK)
@@ -325,8 +334,11 @@ def tune(arguments: list[str]) -> None:
     sampler = Sampler(name=chosen.search, round=chosen.round)
     _pin_threads(chosen)
     options = {name: chosen[name] for name in ("seed", "preset", "out", "data_dir", "threads", "force")}
+    if own:
+        usual = parser.get_defaults()["task"]
+        options["task_settings"] = {k: v for k, v in vars(chosen.task).items() if v != usual[k]}
     plan = build(Plan, {"method": chosen.METHOD, "task": chosen.TASK, **options})
-    unequal = unequal_budgets(chosen.METHOD, chosen.TASK, chosen.budget, Path(chosen.to))
+    unequal = unequal_budgets(plan, chosen.budget, Path(chosen.to))
     if unequal and chosen.preset != "smoke":
         errors.print(f"bench: warning: {unequal}", soft_wrap=True)
     with _on_workers(chosen) as run:
@@ -335,8 +347,20 @@ def tune(arguments: list[str]) -> None:
     if chosen.preset == "smoke":
         errors.print("a smoke search proves the pipe and measures nothing: no result is written")
     else:
-        path = resolution.tuned_path(chosen.METHOD, chosen.TASK, Path(chosen.to))
+        path = result_path(plan, Path(chosen.to))
+        if own:
+            errors.print(plain(f"on all training rows: {_with_the_choice(plan, result)}"), soft_wrap=True)
         (output if chosen.format == "table" else errors).print(str(path), soft_wrap=True)
+
+
+def _with_the_choice(plan: Plan, result: Tuning) -> str:
+    """The command that runs what a search on own data has chosen."""
+    chosen = result.configurations[result.chosen_number].settings
+    words = ["bench", "run", plan.method, plan.task]
+    for flag, values in (("task", plan.task_settings), ("method", chosen)):
+        for name, value in values.items():
+            words += [f"--{flag}.{name}", str(value)]
+    return shlex.join(words)
 
 
 def _tune_parser() -> Parser:

@@ -34,7 +34,7 @@ from bench.text import one_line
 
 NONE = "none"
 """What a study in closed form has in place of a method; `methods()` does not list it."""
-CONTESTANTS = "bench.peers:"
+CONTESTANTS = ("bench.peers:", "bench.trees:")
 """How names begin that have the form of one's own, but are the suite's code: they need no trust."""
 
 

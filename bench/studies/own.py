@@ -12,12 +12,11 @@ import pydantic
 import safetensors.numpy
 import torch
 
-from bench import likelihoods, metrics, randomness
+from bench import figures, likelihoods, metrics, randomness
 from bench.contract import Likelihood
 from bench.errors import UsageError
-from bench.predictions import Prediction
-from bench.spec import Arrays, Metric
-from bench.studies import calibration, normals
+from bench.spec import Arrays, Metric, Row
+from bench.studies import calibration, normals, predictive
 from bench.system import files
 from bench.text import one_line
 
@@ -88,13 +87,37 @@ def permutation(size: int, split: int) -> np.ndarray:
     return torch.randperm(size, generator=randomness.generator(0, "own data", split)).numpy()
 
 
-def at_random(strata: np.ndarray, split: int) -> np.ndarray:
+def at_random(strata: np.ndarray, split: int, share: float = TEST_SHARE) -> np.ndarray:
     """Which examples are held out, `[N]`: of each value among the strata `[N]` the same share, never all."""
     is_test, order = np.zeros(len(strata), bool), permutation(len(strata), split)
     for value in sorted(set(strata)):
         of_value = order[strata[order] == value]
-        is_test[of_value[: round(TEST_SHARE * len(of_value))]] = True
+        is_test[of_value[: round(share * len(of_value))]] = True
     return is_test
+
+
+def whole_groups(groups: np.ndarray, split: int, share: float = TEST_SHARE) -> np.ndarray:
+    """Which examples are held out, `[N]`: whole groups `[N]` in random order, up to the share of examples.
+
+    It is one group at least, and never all.
+    """
+    different, of_example = np.unique(groups, return_inverse=True)
+    order = permutation(len(different), split)
+    so_far = np.bincount(of_example)[order].cumsum()
+    number = max(1, int(np.searchsorted(so_far, share * len(of_example), side="right")))
+    return np.isin(of_example, order[: min(number, len(different) - 1)])
+
+
+def latest(times: np.ndarray, share: float = TEST_SHARE) -> np.ndarray:
+    """Which examples are held out, `[N]`: the latest by their times `[N]`, at most the share of them.
+
+    Examples of one time stay together, so that all that are held out are later than all others. Where the
+    latest time alone has more than the share, it is what is held out.
+    """
+    different, of_example = np.unique(times, return_inverse=True)
+    later = np.bincount(of_example)[::-1].cumsum()
+    number = max(1, int(np.searchsorted(later, share * len(of_example), side="right")))
+    return of_example >= len(different) - min(number, len(different) - 1)
 
 
 def losses(arrays: Arrays) -> np.ndarray:
@@ -109,10 +132,43 @@ def of_classes(arrays: Arrays) -> dict[str, float]:
     return {name: found[name] for name in OF_CLASSES}
 
 
-def told(prediction: Prediction, classes: list[str]) -> list[dict[str, Any]]:
-    """The most probable class of each input, and the probabilities by class."""
-    rows = prediction.average().exp().tolist()
-    return [
-        {"class": classes[int(np.argmax(row))], "probabilities": dict(zip(classes, row, strict=True))}
-        for row in rows
+def curves(arrays: Arrays) -> list[Row]:
+    """Accuracy by the largest probability, in bins of as many examples, and error by the share that is kept.
+
+    Both from `log_probs` and `labels`.
+    """
+    log_probs = metrics.restore(arrays["log_probs"])
+    confidence, right = np.exp(log_probs.max(1)), log_probs.argmax(1) == arrays["labels"]
+    _, mean, accuracy = calibration.reliability(confidence, right, adaptive=True)
+    points = zip(mean.tolist(), accuracy.tolist(), strict=True)
+    bins = [Row("accuracy by confidence", "test", x, y) for x, y in points]
+    return bins + predictive.risk_rows(1 - confidence, ~right, "risk, error")
+
+
+def figures_of(arrays: Arrays) -> dict[str, Any]:
+    """The curves of classes, each drawn."""
+    rows = curves(arrays)
+    bins = [(row.x, row.value) for row in rows if row.curve == "accuracy by confidence"]
+    titles = ("Accuracy by confidence", "largest probability", "share of right classes")
+    risk = predictive.risk_chart([row for row in rows if row.curve == "risk, error"], "error")
+    return {"calibration": figures.unit_square({"measured": bins}, *titles, "calibrated"), "risk": risk}
+
+
+def told(found: predictive.Classes, abstain: float | None = None) -> list[dict[str, Any]]:
+    """The most probable class of each input, the probabilities by class, and whether it is left out.
+
+    Args:
+        found: What is predicted.
+        abstain: The share that is left out, those of the least largest probability; None says nothing of it.
+    """
+    probabilities = found.probabilities.tolist()
+    rows = [
+        {
+            "class": found.names[int(np.argmax(row))],
+            "probabilities": dict(zip(found.names, row, strict=True)),
+        }
+        for row in probabilities
     ]
+    if abstain is not None:
+        rows = [row | {"abstained": bool(a)} for row, a in zip(rows, found.abstain(abstain), strict=True)]
+    return rows

@@ -194,9 +194,9 @@ def tune(
 
     Args:
         plan: Method, task and preset (standard, or smoke, of which nothing is written), the seed of the draws
-            and of every run, and how to run; no settings and no members. Runs lie in the folder `tuning` of
-            its `out`, and finished ones are used again; `force` runs failed configurations and those of
-            another source again, and replaces any earlier result.
+            and of every run, and how to run; no members, and no settings but those of a task on a user's own
+            data. Runs lie in the folder `tuning` of its `out`, and finished ones are used again; `force` runs
+            failed configurations and those of another source again, and replaces any earlier result.
         budget: Configurations, the untuned one among them; at least 2.
         to: Folder of results.
         watch: Observes the runs that this process makes.
@@ -215,7 +215,7 @@ def tune(
     first = budget if sampler.name == "random" else min(budget, _tpe().STARTUP)
     with resolution.untuned():
         search = _search(plan, first)
-        path = resolution.tuned_path(plan.method, plan.task, to)
+        path = result_path(plan, to)
         if plan.preset != "smoke" and path.exists() and not plan.force:
             _must_extend(path, budget, plan.seed, search.described, sampler)
         now = records.provenance(search.method_file, None)
@@ -235,9 +235,22 @@ def tune(
     return result
 
 
-def unequal_budgets(method: str, task: str, budget: int, to: Path) -> str | None:
-    """One line if another method has another budget on the task; None if all are equal."""
-    own = resolution.tuned_path(method, task, to)
+def result_path(plan: Plan, to: Path) -> Path:
+    """Where the result of a search lies.
+
+    Args:
+        plan: Of the search. On own data the result is of these data alone: it lies in the folder `tuned` of
+            its `out`, under the settings of the task, and no preset reads it.
+        to: Folder of results of all other tasks.
+    """
+    if not registry.task(plan.task).cls.tuned_with:
+        return resolution.tuned_path(plan.method, plan.task, to)
+    return resolution.tuned_path(plan.method, resolve(plan).task_identity, plan.out / "tuned")
+
+
+def unequal_budgets(plan: Plan, budget: int, to: Path) -> str | None:
+    """One line if another method has another budget on the task of a search; None if all are equal."""
+    own, method, task = result_path(plan, to), plan.method, plan.task
     others = [read(path) for path in sorted(own.parent.glob("*.json")) if path != own]
     different = [f"{other.method} {other.budget}" for other in others if other.budget != budget]
     if not different:
@@ -272,8 +285,13 @@ def _search(plan: Plan, budget: int) -> _Search:
     Raises:
         UsageError: If the method cannot be tuned, or not on the task.
     """
-    if plan.method_settings or plan.task_settings or plan.members is not None:
+    registry.import_own(
+        plan.method, plan.task
+    )  # as `resolve` does: the plan's names are those that were typed
+    tuned_with = registry.task(plan.task).cls.tuned_with
+    if plan.method_settings or (plan.task_settings and not tuned_with) or plan.members is not None:
         raise UsageError("a search chooses the settings itself: give it none, and no members")
+    plan = replace(plan, task_settings={**tuned_with, **plan.task_settings})
     start = resolve(plan)
     entry = registry.method(plan.method)
     if (member := entry.member) != entry:
