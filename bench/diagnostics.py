@@ -24,6 +24,8 @@ from bench.spec import mixed as mixed
 
 FROZEN = 1e6
 """Stands for an infinite R-hat: a chain never moved, and not all draws of all chains are the same number."""
+_ROUNDING = 1e-6
+"""Relative difference of two numbers from one draw: kernels round by where in a batch it stands."""
 _PIECE = 2_000_000
 """Draws of all variables treated at once; bounds memory."""
 
@@ -65,6 +67,30 @@ def prediction_rhat(prediction: Prediction, num_chains: int) -> float:
         case Gaussian():
             values = prediction.mean
     return float(split_rhat(values.unflatten(0, (num_chains, -1)).cpu()).max())
+
+
+def distinct_draws(prediction: Prediction, most_inputs: int = 100) -> int:
+    """How many of the S samples of a prediction differ from all others by more than rounding.
+
+    Two samples are the same where every number that they predict agrees to `_ROUNDING`, relative to itself or
+    to the mean number, whichever is larger; log-probabilities below -100 count as -100.
+
+    Args:
+        prediction: S samples of any number of inputs.
+        most_inputs: As many inputs are looked at, evenly over all of them.
+    """
+    parts = []
+    for value in vars(prediction).values():
+        few = value[:, :: -(-value.shape[1] // most_inputs)].flatten(1).double()  # [S, V]
+        few = few.clamp(min=-100) if isinstance(prediction, Categorical) else few
+        parts.append(few / few.abs().mean().clamp(min=1e-300))
+    values = torch.cat(parts, 1)
+    # Equal samples are neighbours in the order of any one number of theirs: here a sum with random weights.
+    weights = torch.randn(values.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    values = values[(values @ weights.to(values.device)).argsort()]
+    before, after = values[:-1], values[1:]
+    bound = _ROUNDING * after.abs().clamp(min=1)
+    return 1 + int(((after - before).abs() > bound).any(1).sum())
 
 
 def gradient_norms(method: Method, batch: Batch, generator: torch.Generator) -> dict[str, float]:

@@ -13,6 +13,7 @@ from bench.contract import Batch
 from bench.diagnostics import (
     FROZEN,
     RHAT_LIMIT,
+    distinct_draws,
     effective_sample_size,
     gradient_norms,
     mixed,
@@ -150,6 +151,38 @@ def test_mixed():
     assert mixed({"prediction_rhat": 1.05}) is True
     assert mixed({"prediction_rhat": 1.051}) is False
     assert mixed({"prediction_rhat": FROZEN, "acceptance": 0.8}) is False
+
+
+def predictions_of(outputs):
+    return predictions.Categorical(torch.as_tensor(outputs).float().log_softmax(-1))
+
+
+@pytest.mark.parametrize("inputs", [1, 7, 250])
+def test_distinct_draws_are_counted_by_content(inputs):
+    """Copies in any order are one draw, and so are numbers that differ by rounding, but no others."""
+    outputs = np.random.default_rng(0).normal(size=(30, inputs, 3))
+    assert distinct_draws(predictions_of(outputs)) == 30
+    copied = outputs[np.random.default_rng(1).integers(0, 30, 500)]
+    assert distinct_draws(predictions_of(copied)) == len(np.unique(copied, axis=0)) == 30
+    assert distinct_draws(predictions_of(outputs[:1])) == 1
+    assert distinct_draws(predictions_of(np.repeat(outputs[:1], 9, 0))) == 1
+    for change, expected in ((1e-7, 30), (1e-4, 60)):
+        both = np.concatenate([outputs, outputs * (1 + change)])
+        prediction = predictions.Gaussian(torch.from_numpy(both).float(), torch.ones(60, inputs, 3))
+        assert distinct_draws(prediction) == expected
+
+
+def test_distinct_draws_of_every_kind_of_prediction():
+    """One array that differs is enough; probabilities of zero are no reason to fail; scales do not matter."""
+    values = torch.randn(8, 5, 2, generator=torch.Generator().manual_seed(0))
+    for scale in (1e-20, 1.0, 1e20):
+        one = predictions.Gaussian(torch.ones(8, 5, 2), scale * values.abs())
+        other = predictions.Gaussian(scale * values, torch.ones(1, 5, 2).expand(8, -1, -1))
+        assert distinct_draws(one) == distinct_draws(other) == 8
+    assert distinct_draws(predictions.Bernoulli(values[..., 0])) == 8
+    assert distinct_draws(predictions.Bernoulli(torch.zeros(8, 5))) == 1
+    certain = torch.tensor([[[0.0, -torch.inf]], [[-torch.inf, 0.0]], [[0.0, -torch.inf]]])
+    assert distinct_draws(predictions.Categorical(certain)) == 2
 
 
 def test_rhat_of_predictions():

@@ -141,6 +141,8 @@ def test_run_of_an_ensemble_leaves_a_record_and_can_be_loaded(tmp_path):
     assert record.method.members == 2
     assert len(record.fits) == 2
     assert "--members 2" in record.command
+    assert record.draws
+    assert all((each.asked, each.distinct) == (4, 8) for each in record.draws)
     fitted = bench.load(done.directory)
     assert len(fitted.members) == 2
     inputs = fitted.problem.val.tensors[0][:5]

@@ -61,6 +61,7 @@ EXAMPLE = {
         }
     ],
     "diagnostics": {"prediction_rhat": 1.01},
+    "draws": [{"stage": "step 1", "asked": 8, "distinct": 8, "predictions": 2}],
     "seconds": 1.5,
     "environment": {
         "python": "3.11.7",
@@ -120,7 +121,14 @@ def test_record_survives_writing_and_reading(tmp_path):
     assert (tmp_path / "again" / "record.json").read_bytes() == (tmp_path / "record.json").read_bytes()
 
 
+def test_a_record_from_before_draws_were_counted_is_read(tmp_path):
+    old = json.loads(json.dumps(EXAMPLE))
+    del old["draws"]
+    assert records.read_record(put(tmp_path, old)).draws is None
+
+
 WRONG = {
+    "no distinct draw": changed("draws", [{"stage": "a", "asked": 8, "distinct": 0, "predictions": 1}]),
     "unknown field": changed("colour", "red"),
     "unknown field inside": changed("method.colour", "red"),
     "unknown status": changed("status", "fine"),

@@ -276,6 +276,16 @@ class EqualParameters(OwnTask):
         return replace(super().problem(step, prior), network=network, equal_parameters=True)
 
 
+class AsksForHalf(OwnTask):
+    """A task that asks for half of the draws that its settings say."""
+
+    def run(self, engine: Any) -> Arrays:
+        """The run under an engine that is asked for half."""
+        predict = engine.predict
+        engine.predict = lambda method, inputs, num_samples: predict(method, inputs, num_samples // 2)
+        return super().run(engine)
+
+
 class Peeks(OwnTask):
     """A task whose run reads the test labels."""
 

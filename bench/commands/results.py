@@ -94,6 +94,9 @@ def print_record(directory: Path, console: Console, every: bool = False) -> None
     if (agree := mixed(record.diagnostics)) is not None:
         verdict = "the chains agree" if agree else "the chains do not agree: no reference, not to be compared"
         console.print(f"R-hat of predictions {record.diagnostics['prediction_rhat']:.3f}: {verdict}")
+    fewest = min(record.draws or [], key=lambda counted: counted.distinct / counted.asked, default=None)
+    if fewest is not None and 1 < fewest.distinct < fewest.asked:  # a point is one by nature
+        console.print(f"distinct draws behind a prediction: {fewest.distinct} of {fewest.asked} asked for")
     for path in sorted((directory / "figures").glob("*.svg")):
         console.print(f"figure: {path}", soft_wrap=True)
     with suppress(OSError, UnicodeDecodeError):

@@ -19,6 +19,7 @@ from torch.utils.data import TensorDataset
 
 from bench import randomness
 from bench.contract import Arrays, Budget, Method, Probe, Problem, Stored
+from bench.diagnostics import distinct_draws
 from bench.engine import checkpoints, compiled, ensemble, predicting, stacked
 from bench.engine.ensemble import Ensemble
 from bench.engine.fitting import Fits
@@ -45,6 +46,7 @@ class Engine:
     Attributes:
         fits: What the record says of every finished fit.
         diagnostics: Diagnostics of predictions by name, the largest over all predictions.
+        draws: What the record says of the draws behind predictions (`bench.runs.records.RecordedDraws`).
         logged: (name, stage, step, value) of every number that the task logged.
         histories: (stage, rows of the epochs) of every finished fit.
     """
@@ -65,6 +67,7 @@ class Engine:
         self._fits = Fits(method_class, method_settings, seed, *kept)
         self.fits: list[dict[str, Any]] = []
         self.diagnostics: dict[str, float] = {}
+        self.draws: list[dict[str, Any]] = []
         self.logged: list[tuple[str, str, float, float]] = []
         self.histories: list[tuple[str, list[dict[str, float]]]] = []
         self._observe: Callable[[str, dict[str, Any]], Any] = lambda event, values: None
@@ -123,6 +126,7 @@ class Engine:
             self.fits += kept["fits"]
             self.histories += kept["histories"]
             self.logged += kept["logged"]
+            self.draws = kept["draws"]
             self.diagnostics, self._predictions = kept["diagnostics"], kept["predictions"]
             arrays = {name: tensor.numpy() for name, tensor in kept["arrays"].items()}
         else:
@@ -135,6 +139,7 @@ class Engine:
                 "histories": self.histories[first:],
                 "logged": self.logged[logged:],
                 "diagnostics": self.diagnostics,
+                "draws": self.draws,
                 "predictions": self._predictions,
             }
             if path is not None:
@@ -263,9 +268,19 @@ class Engine:
         prediction, found = predicting.predict(method, inputs, *draws)
         for name, value in found.items():
             self.diagnostics[name] = max(value, self.diagnostics.get(name, value))
+        self._count(num_samples, distinct_draws(prediction))
         return prediction
 
     # ---- how
+
+    def _count(self, asked: int, distinct: int) -> None:
+        """Takes the draws behind a prediction into the record; those alike in a stage are one entry."""
+        entry = {"stage": self._stage, "asked": asked, "distinct": distinct}
+        same = next((known for known in self.draws if entry.items() <= known.items()), None)
+        if same is None:
+            self.draws.append(entry | {"predictions": 1})
+        else:
+            same["predictions"] += 1
 
     def _fitted(
         self, requests: Sequence[FitRequest], budget: Budget, probe: Probe | None = None, together: int = 0

@@ -17,7 +17,7 @@ from bench.contract import Task
 from bench.errors import DataError
 from bench.laws import problems, tasks, truth
 from bench.laws.methods import LAWS, Law, case_of, cases
-from bench.runs import registry, runner
+from bench.runs import records, registry, runner
 from bench.runs.plan import Plan
 from bench.runs.registry import Entry
 from bench.text import one_line
@@ -47,7 +47,8 @@ def names_of(entry: Entry) -> list[str]:
     """The laws that the method or task is held to, in order."""
     if issubclass(entry.cls, registry.base_of("method")):
         return ["infers_something", *LAWS]
-    return [law.__name__ for law in (*tasks.OF_WORDS, *tasks.OF_RUNS, truth.held_out_truth_is_only_scored)]
+    of_tasks = (*tasks.OF_WORDS, *tasks.OF_RUNS, *tasks.OF_RECORDS, truth.held_out_truth_is_only_scored)
+    return [law.__name__ for law in of_tasks]
 
 
 def check(entry: Entry) -> Iterator[Answer]:
@@ -155,11 +156,16 @@ def _of_task(entry: Entry) -> Iterator[Answer]:
             law(*runner.load_scores(run.directory))
             return ""
 
+        def of_records(law: Callable[..., None]) -> str:
+            law(run.task, records.read_record(run.directory))
+            return ""
+
         def of_truth(law: Callable[[Entry], None]) -> str:
             law(entry)
             return ""
 
         held: list[tuple[Any, Callable[..., str]]] = [(law, of_words) for law in tasks.OF_WORDS]
         held += [(law, of_runs) for law in tasks.OF_RUNS]
+        held += [(law, of_records) for law in tasks.OF_RECORDS]
         for law, hold in [*held, (truth.held_out_truth_is_only_scored, of_truth)]:
             yield _answer(law.__name__, entry, lambda law=law, hold=hold: hold(law))  # type: ignore[misc]

@@ -28,7 +28,7 @@ from torch.utils.data import TensorDataset
 
 from bench import contract, likelihoods, predictions
 from bench.contract import CAPABILITIES, OF_WEIGHTS, Batch, Budget, Method, Prediction, Problem
-from bench.diagnostics import effective_sample_size
+from bench.diagnostics import distinct_draws, effective_sample_size
 from bench.divergence import log_prob
 from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
@@ -500,6 +500,107 @@ def prediction_changes_nothing(case: Case) -> None:
     assert torch.equal(method.generator.get_state(), own), "predict drew from the training generator"
     for name, value in method.state_dict().items():
         assert_close(value, weights[name], rtol=0, atol=0, msg=f"predict changed {name}")
+
+
+# -------------------------------------------------------------------------------------------------- draws
+
+
+def assert_distinct(found: int, asked: int, method: Method) -> None:
+    """So many distinct draws of a method without an end of them are right.
+
+    A method without `weight_samples` may draw from a finite set, as masks of dropout are, and repeat some.
+    """
+    least = asked if "weight_samples" in method.provides else asked // 2 + 1
+    hint = "" if method.num_draws else "; draws that have an end are told by `num_draws`"
+    assert found >= least, f"{asked} draws asked for, {found} of them are distinct{hint}"
+
+
+@law("mlp", unfit=(many,))
+def draws_are_distinct(case: Case, asked: int = 16) -> None:
+    """S draws asked of the engine are S samples, distinct by content in weights and in predictions.
+
+    A point is one. Where the draws have an end, as those of a chain, no more of them are seen when twice as
+    many are asked for. The engine counts for the record what is there.
+    """
+    method, engine = case.fitted(), case.engine()
+    if is_deterministic(method, case.inputs):
+        prediction = engine.predict(method, case.inputs, asked)
+        assert len(first(prediction)) == 1, f"{len(first(prediction))} samples of a point"
+        assert engine.draws[-1]["distinct"] == 1
+        return
+    end = method.num_draws
+    found = []
+    for samples in (asked,) if end is None else (end, 2 * end):
+        prediction = engine.predict(method, case.inputs, samples)
+        assert len(first(prediction)) == samples, (
+            f"{samples} samples asked for, {len(first(prediction))} made"
+        )
+        counted = engine.draws[-1]
+        distinct = distinct_draws(prediction)
+        assert (counted["asked"], counted["distinct"]) == (samples, distinct), f"the engine tells {counted}"
+        drawn = [distinct]
+        if "weight_samples" in method.provides:
+            drawn.append(len(ravel(method.sample_weights(samples, generator())).unique(dim=0)))
+        found.append(drawn)
+    for of_all in found[0]:
+        if end is None:
+            assert_distinct(of_all, asked, method)
+    assert found[0] == found[-1], f"of {end} draws {found[0][-1]} come when all are asked for, of which more"
+
+
+@law("mlp", unfit=(many,))
+def averages_of_draws_tighten(case: Case, asked: int = 8, repeats: int = 200) -> None:
+    """Over repeats an average of S draws has at most 1 / S of the variance of one, times 1.5.
+
+    Averaged is whether a random sum of what is predicted lies above its median over all draws: of independent
+    draws the average is binomial, whatever their distribution, and 1.5 is exceeded with probability 8e-7.
+    False alarm: three sums, 2.5e-6. Draws that come twice have a factor of 2. Draws that have an end are left
+    out: they are taken without replacement.
+    """
+    method, engine = case.fitted(), case.engine()
+    if method.num_draws is not None or is_deterministic(method, case.inputs):
+        return
+    predicted = []
+    for _ in range(repeats):
+        prediction = engine.predict(method, case.inputs, asked)
+        values = first(prediction)
+        values = values.exp() if isinstance(prediction, predictions.Categorical) else values
+        predicted.append(values.flatten(1).double())
+    seen = torch.stack(predicted)  # [R, S, V]
+    sums = seen @ torch.randn(seen.shape[-1], 3, generator=generator(), dtype=torch.float64)  # [R, S, 3]
+    above = (sums > sums.flatten(0, 1).median(0).values).double()
+    share = above.mean((0, 1))
+    one = share * (1 - share)
+    assert (one > 0).all(), "more than half of all draws predict the same"
+    factor = (above.mean(1).var(0) / (one / asked)).max().item()
+    assert factor <= 1.5, (
+        f"an average of {asked} draws has {factor:.2f} times the variance of one draw over {asked}"
+    )
+
+
+@law("mlp", unfit=(many,))
+def no_stream_serves_twice(case: Case, asked: int = 4) -> None:
+    """Predictions of a run, in one stage and in two, are under draws of their own; so are its fits.
+
+    Shared by design are the draws of one prediction, by all inputs; those of fits that differ in the weights
+    of examples (`fit_weighted`); and those behind the validation NLL, by all epochs.
+    """
+    method, engine = case.fitted(), case.engine()
+    made = []
+    for stage in ("one", "one", "two"):
+        engine.stage(stage)
+        made.append(engine.predict(method, case.inputs, asked))
+    if method.num_draws is None and not is_deterministic(method, case.inputs):
+        joined = {name: torch.cat([vars(p)[name] for p in made]) for name in vars(made[0])}
+        assert_distinct(distinct_draws(type(made[0])(**joined)), len(made) * asked, method)
+    if case.cls.seed_matters:  # the shared fit is the first of its run too, under the same seed
+        engine.stage("another than that of the shared fit")
+        fits = [method, engine.fit(case.problem, BUDGET), engine.fit(case.problem, BUDGET)]
+        said = [predict(fit, case.inputs) for fit in fits]
+        for i, j in ((0, 1), (0, 2), (1, 2)):
+            assert differ(said[i], said[j]), "two fits of a run are the same"
+            seeds = [fits[k].generator.initial_seed() for k in (i, j)]
+            assert seeds[0] != seeds[1], "two fits of a run are under the same noise"
 
 
 # --------------------------------------------------------------------------------------------------- loss

@@ -15,6 +15,7 @@ from bench import cifar, data, tables
 from bench.contract import CAPABILITIES, Arrays, Row, Task, Undefined
 from bench.laws.truth import Replaced
 from bench.photographs import photographs
+from bench.runs.records import Record
 from bench.runs.registry import misleads
 from bench.spec import misfit
 from bench.studies import references
@@ -168,6 +169,23 @@ def curves_are_finite(task: Task, arrays: Arrays) -> None:
     assert len({row[:3] for row in rows}) == len(rows), "two rows of curves are of one place"
 
 
+def draws_are_those_of_the_settings(task: Task, record: Record) -> None:
+    """The run asked the engine for as many draws as the settings say: `test_samples`, `acquisition_samples`.
+
+    Every other number that it asked for is a setting too, whose name ends in `_samples`. A task that has no
+    setting `test_samples` asks for what it likes.
+    """
+    said = {name: value for name, value in vars(task.settings).items() if name.endswith("_samples")}
+    if "test_samples" not in said:
+        return
+    assert record.draws, "the record does not say how many draws were asked for"
+    asked = {counted.asked for counted in record.draws}
+    for name in said.keys() & {"test_samples", "acquisition_samples"}:
+        assert said[name] in asked, f"{name} is {said[name]}, asked for were {sorted(asked)}"
+    others = sorted(asked - set(said.values()))
+    assert not others, f"asked for {others} draws, and the settings say {said}"
+
+
 OF_WORDS = (spec_is_complete, file_says_what_would_mislead)
 """Laws of what a task says."""
 OF_RUNS = (
@@ -180,3 +198,5 @@ OF_RUNS = (
     curves_are_finite,
 )
 """Laws of what a run of the task left."""
+OF_RECORDS = (draws_are_those_of_the_settings,)
+"""Laws of what the record says of the run."""

@@ -33,7 +33,7 @@ import safetensors.numpy
 
 import bench
 from bench.errors import UsageError
-from bench.settings import Schema
+from bench.settings import Count, Schema
 from bench.spec import Arrays, Metrics, Row, Spec, Undefined, array_digest
 from bench.system.files import read, write
 from bench.system.source import file_hash, source_hash
@@ -99,6 +99,24 @@ class RecordedFit(Schema):
     diagnostics: dict[str, float] = {}
 
 
+class RecordedDraws(Schema):
+    """What stands behind some predictions of a stage, counted by the engine in what the method returned.
+
+    Attributes:
+        stage: What the task called the stage.
+        asked: Draws of the weights that the task asked for, of each member of an ensemble.
+        distinct: Draws that differ in what they predict (`bench.diagnostics.distinct_draws`), of all members
+            together: 1 of a point, at most the members of an ensemble of points, and of a sampler no more
+            than its chains have kept. Under several weightings of the examples, over all of them.
+        predictions: How many predictions of the stage these numbers are of.
+    """
+
+    stage: str
+    asked: Count
+    distinct: Count
+    predictions: Count
+
+
 class Environment(Schema):
     """What the run was computed on: versions, system, model of the device, number of CPU threads."""
 
@@ -150,6 +168,7 @@ class Record(Schema):
         validation: Last value of each number that was logged on validation data.
         fits: The fits, in order.
         diagnostics: Diagnostics of predictions, of each the largest over the run (`prediction_rhat`).
+        draws: What stands behind the predictions. None in records from before it was counted.
         seconds: Wall-clock time of the run, summed over its starts where it was stopped.
         environment: On what it was computed.
         trainer: Options of Lightning's Trainer.
@@ -170,6 +189,7 @@ class Record(Schema):
     validation: dict[str, float]
     fits: list[RecordedFit]
     diagnostics: dict[str, float] = {}
+    draws: list[RecordedDraws] | None = None
     seconds: float
     environment: Environment
     trainer: dict[str, Any]

@@ -383,6 +383,7 @@ def _record(setup: Setup, outcome: _Outcome) -> records.Record:
             records.RecordedFit(**fit | {"diagnostics": _finite(fit["diagnostics"])}) for fit in engine.fits
         ],
         diagnostics=_finite(engine.diagnostics),
+        draws=[records.RecordedDraws(**counted) for counted in engine.draws],
         seconds=round(outcome.seconds, 3),
         environment=records.environment(records.device_name(engine.device)),
         trainer=asdict(engine.options),

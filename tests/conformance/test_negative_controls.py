@@ -4,21 +4,25 @@
 
 import random
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pages
 import pytest
 import torch
 
+from bench import randomness
 from bench.batches import StoredBatches
 from bench.contract import Budget
 from bench.divergence import log_prob
-from bench.engine import checkpoints
+from bench.engine import checkpoints, predicting
+from bench.engine import engine as engine_file
 from bench.laws.methods import Case
 from bench.methods.linear import Linear
 from bench.methods.map import MAP
 from bench.methods.mc_dropout import MCDropout
 from bench.methods.mfvi import MFVI
+from bench.methods.sgld import SGLD
 from bench.priors import normal_tensor
 from bench.weights import forward
 from conformance import laws, problems
@@ -165,6 +169,44 @@ class RepeatsOneSample(MFVI):
             n: w.repeat(num_samples, *[1] * (w.ndim - 1))
             for n, w in super().sample_weights(1, generator).items()
         }
+
+
+def each_twice(draw, num_samples, *arguments):
+    """Half as many draws, each of them twice; one, if one is asked for."""
+    draws = draw(-(-num_samples // 2), *arguments)
+    return {name: w.repeat_interleave(2, 0)[:num_samples] for name, w in draws.items()}
+
+
+class EachDrawTwice(MFVI):
+    """Gives every draw twice."""
+
+    def sample_weights(self, num_samples, generator):
+        return each_twice(super().sample_weights, num_samples, generator)
+
+
+class EachDrawNearlyTwice(MFVI):
+    """Gives every draw twice, the second time beside itself by a hundredth: other numbers, no other draw."""
+
+    def sample_weights(self, num_samples, generator):
+        draws = each_twice(super().sample_weights, num_samples, generator)
+        return {
+            n: w * (1 + 0.01 * (torch.arange(num_samples) % 2)).view(-1, *[1] * (w.ndim - 1))
+            for n, w in draws.items()
+        }
+
+
+class EachMaskTwice(MCDropout):
+    """Predicts under every mask twice."""
+
+    def draw_noise(self, num_samples, generator):
+        return each_twice(super().draw_noise, num_samples, generator)
+
+
+class EachStateTwice(SGLD):
+    """Gives every state of a chain twice, before others are given once."""
+
+    def sample_weights(self, num_samples, generator):
+        return each_twice(super().sample_weights, num_samples, generator)
 
 
 class PointLayer(MFVI):
@@ -454,6 +496,11 @@ BROKEN = [
     (SilentInEval, laws.prediction_ignores_the_mode),
     (RepeatsOneSample, laws.predictions_are_valid),
     (RepeatsOneSample, laws.weight_samples_have_shape),
+    (EachDrawTwice, laws.draws_are_distinct),
+    (EachDrawTwice, laws.averages_of_draws_tighten),
+    (EachDrawNearlyTwice, laws.averages_of_draws_tighten),
+    (EachMaskTwice, laws.draws_are_distinct),
+    (EachMaskTwice, laws.averages_of_draws_tighten),
     (PointLayer, laws.weight_samples_have_shape),
     (ChangesItself, laws.prediction_changes_nothing),
     (MovesFrozen, laws.frozen_weights_stay),
@@ -496,6 +543,67 @@ def test_law_catches(cls, law):
             law(broken(cls))
         sound = next(c for c in (MFVI, MCDropout, MAP) if issubclass(cls, c))
         law(broken(sound))
+
+
+def half(predict, method, inputs, num_samples, *rest):
+    """A prediction under half of the draws."""
+    return predict(method, inputs, num_samples // 2, *rest)
+
+
+def half_twice(predict, *arguments):
+    """The same, each of its samples twice."""
+    prediction, diagnostics = half(predict, *arguments)
+    doubled = {name: v.repeat_interleave(2, 0) for name, v in vars(prediction).items()}
+    return type(prediction)(**doubled), diagnostics
+
+
+@pytest.mark.parametrize(
+    ("cheat", "said"), [(half, "16 samples asked for, 8 made"), (half_twice, "8 of them are distinct")]
+)
+def test_law_catches_an_engine_that_predicts_with_half_of_the_draws(cheat, said, monkeypatch):
+    """Whether the other half is missing, or a copy of the first."""
+    monkeypatch.setattr(predicting, "predict", partial(cheat, predicting.predict))
+    with pytest.raises(AssertionError, match=said):
+        laws.draws_are_distinct(broken(MFVI))
+    if cheat is half_twice:
+        with pytest.raises(AssertionError, match="times the variance"):
+            laws.averages_of_draws_tighten(broken(MFVI))
+
+
+def test_law_catches_a_chain_whose_states_come_twice(monkeypatch):
+    """Of N states asked for N / 2 come; and an engine that tells the record of 2 N is caught too."""
+    with pytest.raises(AssertionError, match="come when all are asked for, of which more"):
+        laws.draws_are_distinct(Case(EachStateTwice, {}, problems.mlp()))
+    sound = Case(SGLD, {}, problems.mlp())
+    laws.draws_are_distinct(sound)
+    monkeypatch.setattr(engine_file, "distinct_draws", lambda prediction: len(laws.first(prediction)))
+    with pytest.raises(AssertionError, match="the engine tells"):
+        laws.draws_are_distinct(sound)
+
+
+ONE_STREAM = {
+    "of all predictions": ("predict", lambda seed, purpose, *key: (seed, purpose)),
+    "of a stage": ("predict", lambda seed, purpose, stage, number: (seed, purpose, stage)),
+    "of first predictions": ("predict", lambda seed, purpose, stage, number: (seed, purpose, number % 2)),
+    "of all fits' noise": ("noise", lambda seed, purpose, *key: (seed, purpose)),
+    "of two stages' noise": ("noise", lambda seed, purpose, rank, stage, count: (seed, purpose, count)),
+}
+"""Purposes that the engine takes for one, and what it makes of their seed."""
+
+
+@pytest.mark.parametrize("name", ONE_STREAM)
+def test_law_catches_a_stream_that_serves_twice(name, monkeypatch):
+    """Two predictions, or two fits, under the same random numbers."""
+    shared, confused = ONE_STREAM[name]
+    derive = randomness.derive
+
+    def cheat(seed, *purpose):
+        return derive(*confused(seed, *purpose)) if purpose[0] == shared else derive(seed, *purpose)
+
+    laws.no_stream_serves_twice(broken(MFVI))
+    monkeypatch.setattr(randomness, "derive", cheat)
+    with pytest.raises(AssertionError, match=r"are distinct|under the same noise"):
+        laws.no_stream_serves_twice(broken(MFVI))
 
 
 @pytest.mark.slow

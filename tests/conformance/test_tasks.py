@@ -284,6 +284,14 @@ def test_law_of_runs(law, name, runs):
 
 
 @every_task
+@pytest.mark.parametrize("law", tasks.OF_RECORDS, ids=lambda law: law.__name__)
+def test_law_of_records(law, name, runs):
+    """What the record says of a finished run."""
+    directory, record, _ = runs(name)
+    law(load_scores(directory)[0], record)
+
+
+@every_task
 def test_record_has_the_scores_of_the_arrays(name, runs):
     directory, record, _ = runs(name)
     task, arrays = load_scores(directory)
@@ -296,6 +304,22 @@ def test_law_catches_a_run_that_reads_the_targets(tmp_path):
     """Negative control: such a task fails under the runner."""
     with pytest.raises(BenchError, match="the targets of a task are not to be read by its run"):
         bench.run("mfvi", "toys:Peeks", out=tmp_path)
+
+
+def test_law_catches_a_task_that_asks_for_half_of_the_draws(tmp_path):
+    """Negative control: such a task, the task that it was made of, and one that never asks the engine."""
+    few = {"task_settings": {"order": "joint"}, "out": tmp_path}
+    half, sound = (bench.run("mfvi", f"toys:{task}", **few) for task in ("AsksForHalf", "OwnTask"))
+    task, record = load_scores(half.directory)[0], records.read_record(half.directory)
+    with pytest.raises(AssertionError, match=r"test_samples is 4, asked for were \[2\]"):
+        tasks.draws_are_those_of_the_settings(task, record)
+    record = records.read_record(sound.directory)
+    tasks.draws_are_those_of_the_settings(task, record)
+    with pytest.raises(AssertionError, match="does not say how many"):
+        tasks.draws_are_those_of_the_settings(task, record.model_copy(update={"draws": []}))
+    one_more = [*record.draws, record.draws[0].model_copy(update={"asked": 3})]
+    with pytest.raises(AssertionError, match=r"asked for \[3\] draws"):
+        tasks.draws_are_those_of_the_settings(task, record.model_copy(update={"draws": one_more}))
 
 
 @pytest.mark.parametrize(
