@@ -14,13 +14,13 @@ Shapes: S samples, B examples, d weights in all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import is_batchedtensor
+from torch._C._functorch import is_batchedtensor, is_functorch_wrapped_tensor
 from torch.func import functional_call, vmap
 from torch.nn.modules import module as every
 
@@ -46,6 +46,8 @@ _LARGE_TENSOR = 10_000
 """Weights of a tensor from which the gradient of its draws is accumulated sample by sample."""
 _CPU_BLOCK, _BLOCK = 250, 4_000
 """Inputs predicted at once, on a CPU and elsewhere."""
+_STACK_BLOCK = 1_000
+"""The same of a stack of linear layers on a CPU, whose weights are read again for every block."""
 _CHUNK = 2_000_000
 """Weights drawn at once in prediction; bounds memory, and the draws do not depend on the inputs."""
 
@@ -58,6 +60,55 @@ def ravel(weights: Weights) -> Tensor:
     return torch.cat([w.reshape(len(w), -1) for w in weights.values()], 1)
 
 
+def join(tensors: Sequence[Tensor]) -> Tensor:
+    """Tensors `[*shape]` as one vector `[d]`: a view where `lay_together` has laid them so, else a copy."""
+    if _end_to_end(tensors):
+        return tensors[0].as_strided((sum(t.numel() for t in tensors),), (1,))
+    return torch.cat([t.reshape(-1) for t in tensors])
+
+
+@torch.no_grad()
+def give(vector: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Writes a vector `[d]` to the tensors that it is of; nothing is to do where `join` gave a view."""
+    for t, part in zip(tensors, vector.split([t.numel() for t in tensors]), strict=True):
+        if t.data_ptr() != part.data_ptr():
+            t.copy_(part.view_as(t))
+
+
+def lay_together(parameters: Iterable[Tensor]) -> None:
+    """Puts parameters end to end into one vector, of which they then are views; no value changes.
+
+    Those that share memory, lie apart in type or device, or lie so already stay as they are.
+    """
+    parameters = list(parameters)
+    tensors = [p.detach() for p in parameters]
+    kinds = {(t.dtype, t.device) for t in tensors}
+    places = {t.untyped_storage().data_ptr() for t in tensors}
+    if len(kinds) != 1 or len(places) < len(tensors):
+        return
+    vector = torch.cat([t.reshape(-1) for t in tensors])
+    for p, t, part in zip(parameters, tensors, vector.split([t.numel() for t in tensors]), strict=True):
+        p.data = part.view(t.shape)
+
+
+def _end_to_end(tensors: Sequence[Tensor]) -> bool:
+    """Whether tensors lie one after another in one memory."""
+    if are_transformed(tensors):
+        return False
+    first, storage = tensors[0], tensors[0].untyped_storage()
+    at, kind = first.data_ptr(), first.dtype
+    for t in tensors:
+        if t.data_ptr() != at or t.dtype != kind or not t.is_contiguous():
+            return False
+        at += t.numel() * t.itemsize
+    return at <= storage.data_ptr() + storage.nbytes()
+
+
+def are_transformed(tensors: Iterable[Tensor]) -> bool:
+    """Whether tensors stand for others: compiled, or under `torch.func`, as of fits side by side."""
+    return torch.compiler.is_compiling() or any(map(is_functorch_wrapped_tensor, tensors))
+
+
 def unravel(vectors: Tensor, like: Weights) -> dict[str, Tensor]:
     """Vectors `[S, d]` as stacked weights `[S, *shape]`; `like` has tensors `[*shape]` in the same order."""
     sizes = [w.numel() for w in like.values()]
@@ -65,6 +116,14 @@ def unravel(vectors: Tensor, like: Weights) -> dict[str, Tensor]:
         raise ValueError(f"vectors have {vectors.shape[-1]} entries, the weights {sum(sizes)}")
     parts = vectors.split(sizes, -1)
     return {name: part.reshape(-1, *w.shape) for part, (name, w) in zip(parts, like.items(), strict=True)}
+
+
+def normal_noise(num_samples: int, like: Weights, generator: torch.Generator | None) -> dict[str, Tensor]:
+    """Standard normal noise `[S, *shape]` for tensors `[*shape]`: one draw, laid out tensor after tensor."""
+    first, sizes = next(iter(like.values())), [num_samples * w.numel() for w in like.values()]
+    noise = torch.randn(sum(sizes), generator=generator, device=first.device, dtype=first.dtype)
+    parts = noise.split(sizes)
+    return {n: part.view(num_samples, *w.shape) for part, (n, w) in zip(parts, like.items(), strict=True)}
 
 
 # ------------------------------------------------------------------------------------- reparametrisation
@@ -206,11 +265,13 @@ def sampled_outputs(
     run = run or partial(forward, network)
     chunk = max(1, _CHUNK // sum(p.numel() for p in network.parameters()))
     counts = [min(chunk, num_samples - done) for done in range(0, num_samples, chunk)]
+    is_stack = inputs.device.type == "cpu" and _linear_stack(network, inputs) is not None
+    parts = inputs.split(_STACK_BLOCK) if is_stack else blocks(inputs)
     outputs = []
     with torch.no_grad():
         for count in counts:
             weights = draw(count, generator)
-            outputs.append(torch.cat([run(weights, block) for block in blocks(inputs)], 1))
+            outputs.append(torch.cat([run(weights, part) for part in parts], 1))
     return torch.cat(outputs)
 
 

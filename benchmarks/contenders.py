@@ -31,6 +31,7 @@ from bench import optimizers, priors
 from bench.contract import Batch, Likelihood, Method, Problem
 from bench.engine.predicting import predict
 from bench.likelihoods import Bernoulli, Categorical
+from bench.methods.ivon import IVON
 from bench.methods.mfvi import MFVI
 from bench.methods.radial import Radial
 from bench.weights import channels_last
@@ -351,7 +352,11 @@ class Ours:
         settings = self.kind.settings_class(train_samples=work.samples)  # type: ignore[call-arg]
         self.method = self.kind(problem, settings)
         self.batch = Batch(work.inputs, work.targets)
-        self.optimizer: Any = self.method.configure_optimizers()
+        self.optimizer = self.make_optimizer()
+
+    def make_optimizer(self) -> Any:
+        """The method's own."""
+        return self.method.configure_optimizers()
 
     def step(self) -> None:
         """Zero grad, `training_step`, backward, optimiser."""
@@ -378,7 +383,17 @@ class OurRadial(Ours):
     kind = Radial
 
 
-OURS: dict[str, type[Ours]] = {"mfvi": OurMFVI, "radial": OurRadial}
+class OurIVON(Ours):
+    """ivon."""
+
+    kind = IVON
+
+    def make_optimizer(self) -> Any:
+        """Without its schedule."""
+        return self.method.configure_optimizers()["optimizer"]
+
+
+OURS: dict[str, type[Ours]] = {"mfvi": OurMFVI, "radial": OurRadial, "ivon": OurIVON}
 
 
 def why_not(package: str, errors: dict[str, str]) -> str | None:

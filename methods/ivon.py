@@ -23,22 +23,22 @@ Valid for: every differentiable network and likelihood, under priors of independ
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Independent
 
 from bench import priors
 from bench.contract import Batch, Budget, Noise, Prior, Problem
-from bench.divergence import weight_divergence
 from bench.energy import likelihood_term
 from bench.errors import UsageError
+from bench.families import location_scale
+from bench.families.location_scale import EXP, LocationScale, as_vector
 from bench.families.variational import Variational
 from bench.priors import is_normal, normal_tensor
 from bench.settings import Count, Positive, Share, settings
-from bench.weights import forward, reparametrise
+from bench.weights import forward, give, join, lay_together
 
 NAMES: dict[str, dict[str, object]] = {"ivon": {}}
 SEARCH = {
@@ -65,6 +65,9 @@ class Settings:
     """Weight samples per training step, at least 1."""
 
 
+_NORMALS = location_scale.normals(EXP)
+
+
 class IVON(Variational):
     """Independent normals over all weights, trained by natural gradients."""
 
@@ -85,6 +88,8 @@ class IVON(Variational):
         self.epochs = 1
         start_at = math.log(settings.initial_scale)
         self.log_scale = nn.ParameterList(torch.full_like(p, start_at) for p in self.network.parameters())
+        lay_together(self.network.parameters())
+        lay_together(self.log_scale)
         if start is not None:
             self.load_state_dict(start.state_dict())
 
@@ -100,16 +105,13 @@ class IVON(Variational):
 
     # ---- the distribution
 
-    def posterior(self) -> dict[str, Independent]:
+    def posterior(self) -> Mapping[str, Any]:
         """The independent normals, with gradients to means and log scales."""
-        means = self.network.named_parameters()
-        return {name: normal_tensor(m, s.exp()) for (name, m), s in zip(means, self.log_scale, strict=True)}
+        return LocationScale(_NORMALS, dict(self.network.named_parameters()), self.log_scale)
 
     def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Draws from the posterior, stacked `[S, *shape]`."""
-        with torch.no_grad():
-            noise = self.draw_noise(num_samples, generator)
-            return {name: q.mean + q.base_dist.scale * noise[name] for name, q in self.posterior().items()}
+        return location_scale.draw(self.posterior(), self.draw_noise(num_samples, generator))
 
     def as_prior(self) -> Prior:
         """The normals as they are now."""
@@ -119,11 +121,9 @@ class IVON(Variational):
 
     def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
         """Expected negative log likelihood and KL(q || prior), in nats."""
-        posterior = self.posterior()
-        weights = {n: reparametrise(q.mean, q.base_dist.scale, noise[n]) for n, q in posterior.items()}
+        weights, divergence = self.draw(self.posterior(), noise, self.prior)
         outputs = forward(self.network, weights, batch.inputs)
-        nll = likelihood_term(self.likelihood, outputs, batch, self.problem.num_train)
-        return nll, weight_divergence(posterior, self.prior, weights)
+        return likelihood_term(self.likelihood, outputs, batch, self.problem.num_train), divergence
 
     def spends(self, budget: Budget) -> Budget:
         """The budget as it is; the learning rate goes by its epochs."""
@@ -167,6 +167,7 @@ class NaturalGradient(torch.optim.Optimizer):
         groups = [{"params": list(pair)} for pair in pairs] + ([{"params": others}] if others else [])
         super().__init__(groups, {"lr": settings.learning_rate})
         self.decay, self.num_train, self.settings = decay, num_train, settings
+        self.vectors: tuple[Tensor, ...] | None = None  # `decay` over all weights
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -175,23 +176,37 @@ class NaturalGradient(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        groups = iter(self.param_groups)
-        for (centre, delta), group in zip(self.decay, groups, strict=False):
-            mean, log_scale = group["params"]
-            x = (1 - self.settings.beta2) * self.num_train * log_scale.grad
-            log_scale -= (x + x.square() / 2).log1p() / 2
-            pull = delta * (mean - centre)
-            rate = group["lr"] * (2 * (log_scale - math.log(self.settings.initial_scale))).exp()
-            mean -= rate * (self._averaged(mean, mean.grad - pull) + pull)
-        for group in groups:
+        pairs = self.param_groups[: len(self.decay)]
+        means, log_scales = ([group["params"][i] for group in pairs] for i in (0, 1))
+        if self.vectors is None:
+            self.vectors = tuple(
+                as_vector([part.expand_as(m) for part, m in zip(parts, means, strict=True)])
+                for parts in zip(*self.decay, strict=True)
+            )
+        centre, delta = self.vectors
+        mean, log_scale = join(means), join(log_scales)  # [d]
+        x = join([s.grad for s in log_scales]) * ((1 - self.settings.beta2) * self.num_train)
+        log_scale -= x.square().mul_(0.5).add_(x).log1p_().mul_(0.5)
+        pull = (mean - centre).mul_(delta)
+        rate = (log_scale - math.log(self.settings.initial_scale)).mul_(2).exp_().mul_(pairs[0]["lr"])
+        mean -= rate.mul_(self._averaged(means, join([m.grad for m in means]) - pull).add_(pull))
+        give(mean, means)
+        give(log_scale, log_scales)
+        for group in self.param_groups[len(pairs) :]:
             for parameter in group["params"]:
-                parameter -= group["lr"] * self._averaged(parameter, parameter.grad)
+                parameter -= group["lr"] * self._averaged([parameter], parameter.grad.flatten()).view_as(
+                    parameter
+                )
         return loss
 
-    def _averaged(self, parameter: Tensor, gradient: Tensor) -> Tensor:
-        """Running mean of a parameter's gradients, without the bias of its start at 0."""
-        state, beta1 = self.state[parameter], self.settings.beta1
-        state["steps"] = state.get("steps", 0) + 1
-        state["momentum"] = beta1 * state.get("momentum", 0.0) + (1 - beta1) * gradient
-        averaged: Tensor = state["momentum"] / (1 - beta1 ** state["steps"])
-        return averaged
+    def _averaged(self, parameters: list[Tensor], gradient: Tensor) -> Tensor:
+        """Running mean of the gradients `[d]` of parameters, without the bias of its start at 0."""
+        states, beta1 = [self.state[p] for p in parameters], self.settings.beta1
+        momentum = gradient * (1 - beta1)
+        if "momentum" in states[0]:
+            momentum.add_(join([state["momentum"] for state in states]), alpha=beta1)
+        parts = momentum.split([p.numel() for p in parameters])
+        for state, p, part in zip(states, parameters, parts, strict=True):
+            state["steps"] = state.get("steps", 0) + 1
+            state["momentum"] = part.view_as(p)
+        return momentum / (1 - beta1 ** states[0]["steps"])

@@ -18,11 +18,10 @@ linear layers, flipout also of convolutions, each used once. Prediction draws we
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.distributions import Independent
 
 from bench import optimizers, priors
 from bench.contract import Batch, Noise, Prior, Problem, WeightDistribution
@@ -153,20 +152,23 @@ class MFVI(MeanField):
 
     def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
         """Expected negative log likelihood and KL(q || prior), in nats (eq. 4.4)."""
-        posterior = self.posterior()
-        outputs, weights = self._outputs(posterior, batch.inputs, noise)
-        nll = likelihood_term(self.likelihood, outputs, batch, self.problem.num_train)
-        if not noise:  # while the means are pretrained
-            return nll, nll.new_zeros(())
-        prior = self.prior
+        posterior, prior = self.posterior(), self.prior
         if self.settings.prior_mean_follows:
             prior = {
                 name: normal_tensor(posterior[name].mean.detach(), p.stddev) for name, p in prior.items()
             }
+        if noise and self.settings.estimator == "pathwise" and self.settings.truncation is None:
+            weights, divergence = self.draw(posterior, noise, prior)
+            outputs = forward(self.network, weights, batch.inputs)
+            return likelihood_term(self.likelihood, outputs, batch, self.problem.num_train), divergence
+        outputs, weights = self._outputs(posterior, batch.inputs, noise)
+        nll = likelihood_term(self.likelihood, outputs, batch, self.problem.num_train)
+        if not noise:  # while the means are pretrained
+            return nll, nll.new_zeros(())
         return nll, weight_divergence(posterior, prior, weights)
 
     def _outputs(
-        self, posterior: dict[str, Independent], inputs: Tensor, noise: Noise
+        self, posterior: Mapping[str, Any], inputs: Tensor, noise: Noise
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Outputs `[S, B, ...]`, and the weights drawn; in their place the means where none are."""
         drawn = bool(noise) and self.settings.estimator == "pathwise"

@@ -23,16 +23,17 @@ from typing import Any, Literal
 import torch
 from torch import Size, Tensor, nn
 from torch.distributions import Distribution, Independent, Normal, constraints, register_kl
-from torch.nn.functional import softplus
 
 from bench import optimizers, priors
-from bench.contract import Batch, Noise, Prior, Problem, WeightDistribution
-from bench.divergence import divergence, location_scale_divergence
+from bench.contract import Batch, Noise, Prior, Problem
+from bench.divergence import location_scale_divergence
 from bench.energy import likelihood_term
+from bench.families import location_scale
+from bench.families.location_scale import SOFTPLUS, Family, LocationScale
 from bench.families.variational import Variational, fill_rho
 from bench.priors import normal_tensor
 from bench.settings import Count, Factor, NonNegative, Positive, Whole, settings
-from bench.weights import forward, reparametrise
+from bench.weights import forward, lay_together, normal_noise, reparametrise
 
 NAMES: dict[str, dict[str, object]] = {"radial": {}, "radial_ensemble": {"members": 3}}
 SEARCH = {
@@ -49,6 +50,12 @@ MEAN_LOG_RADIUS = (torch.special.digamma(torch.tensor(0.5, dtype=torch.float64))
 def log_sphere(dimension: int) -> float:
     """Log surface of the unit sphere in D dimensions, log(2 pi^(D/2) / Gamma(D/2))."""
     return math.log(2) + dimension / 2 * math.log(math.pi) - math.lgamma(dimension / 2)
+
+
+def noise_entropy(dimension: int) -> float:
+    """Entropy of e * r in D dimensions, in nats."""
+    radius = 0.5 * LOG_TWO_PI + 0.5 - math.log(2)
+    return radius + log_sphere(dimension) + (dimension - 1) * MEAN_LOG_RADIUS
 
 
 class RadialNormal(Distribution):
@@ -98,7 +105,7 @@ class RadialNormal(Distribution):
     def rsample(self, sample_shape: Any = (), generator: torch.Generator | None = None) -> Tensor:
         """Reparametrised draws `[*sample_shape, *shape]` (eq. 4.6)."""
         shape = Size(sample_shape)
-        noise = radial_noise(shape.numel(), self.loc, generator)
+        noise = radial_noise(shape.numel(), {"w": self.loc}, generator)["w"]
         return self.loc + self.scale * noise.view(*shape, *self.loc.shape)
 
     def log_prob(self, value: Tensor) -> Tensor:
@@ -121,13 +128,7 @@ class RadialNormal(Distribution):
     @property
     def noise_entropy(self) -> float:
         """Entropy of e * r, in nats."""
-        return (
-            0.5 * LOG_TWO_PI
-            + 0.5
-            - math.log(2)
-            + log_sphere(self.dimension)
-            + (self.dimension - 1) * MEAN_LOG_RADIUS
-        )
+        return noise_entropy(self.dimension)
 
     def entropy(self) -> Tensor:
         """Exact entropy, a scalar, in nats (B.24 with the constant that B.23 prints wrong)."""
@@ -135,17 +136,23 @@ class RadialNormal(Distribution):
 
 
 def radial_noise(
-    num_samples: int, like: Tensor, generator: torch.Generator | None, exact_norm: bool = True
-) -> Tensor:
-    """E * r per sample, `[S, *like.shape]`: one direction and one scalar radius for the whole tensor.
+    num_samples: int,
+    like: Mapping[str, Tensor],
+    generator: torch.Generator | None,
+    exact_norm: bool = True,
+) -> dict[str, Tensor]:
+    """E * r per sample, `[S, *shape]`: one direction and one scalar radius for every tensor.
 
     Without `exact_norm` the noise is divided by sqrt(D) in place of its norm (section 4.2).
     """
-    kind: dict[str, Any] = {"generator": generator, "device": like.device, "dtype": like.dtype}
-    noise = torch.randn(num_samples, *like.shape, **kind)
-    radius = torch.randn(num_samples, **kind)
-    norm = noise.view(num_samples, like.numel()).norm(dim=1) if exact_norm else math.sqrt(like.numel())
-    return noise.mul_((radius / norm).view(-1, *[1] * like.ndim))
+    noise = normal_noise(num_samples, like, generator)
+    first = next(iter(like.values()))
+    kind: dict[str, Any] = {"generator": generator, "device": first.device, "dtype": first.dtype}
+    radii = torch.randn(len(like), num_samples, 1, **kind)
+    for directions, radius in zip(noise.values(), radii, strict=True):
+        rows = directions.view(num_samples, -1)
+        rows.mul_(radius / (rows.norm(dim=1, keepdim=True) if exact_norm else math.sqrt(rows.shape[1])))
+    return noise
 
 
 @register_kl(RadialNormal, Independent)
@@ -183,29 +190,36 @@ def mean_log_radius(a: Tensor, b: Tensor, c: Tensor, points: int = 400) -> Tenso
     return (weights * 0.5 * (along.square() * c[..., None] + across[..., None]).log()).sum(-1)
 
 
-def radial_divergence(q: RadialNormal, p: RadialNormal, noise: Tensor) -> Tensor:
-    """Unbiased estimate of KL(q || p), in nats: exact but for the direction, which the noise brings.
+def radial_divergence(
+    q: Mapping[str, RadialNormal], p: Mapping[str, RadialNormal], noise: Mapping[str, Tensor]
+) -> Tensor:
+    """Unbiased estimate of KL(q || p) over all tensors, in nats: exact but for the directions.
 
     Args:
-        q: Posterior.
+        q: Posterior, by tensor.
         p: Prior.
         noise: e * r `[S, *shape]`; only its directions are used, averaged over S.
     """
-    shift = ((q.loc - p.loc) / p.scale).flatten()
-    ratio = (q.scale / p.scale).flatten()
-    noise = noise.reshape(len(noise), -1)
-    direction = ratio * (noise / noise.norm(dim=1, keepdim=True))  # [S, D]
-    square = shift.square().sum()
-    log_radius = mean_log_radius(square.expand(len(noise)), direction @ shift, direction.square().sum(1))
-    expected_log_p = (
-        math.log(2)
-        - 0.5 * LOG_TWO_PI
-        - 0.5 * (square + ratio.square().mean())
-        - (p.dimension - 1) * log_radius.mean()
-        - log_sphere(p.dimension)
-        - p.scale.log().sum()
-    )
-    return (-q.entropy() - expected_log_p).to(q.loc.dtype)
+    vectors, rest = [], []
+    for name, at in q.items():
+        prior, e = p[name], noise[name].flatten(1)
+        shift = ((at.loc - prior.loc) / prior.scale).flatten()
+        ratio = (at.scale / prior.scale).flatten()
+        direction = ratio * (e / e.norm(dim=1, keepdim=True))  # [S, D]
+        square = shift.square().sum()
+        vectors.append((square.expand(len(e)), direction @ shift, direction.square().sum(1)))
+        expected_log_p = (
+            math.log(2)
+            - 0.5 * LOG_TWO_PI
+            - 0.5 * (square + ratio.square().mean())
+            - log_sphere(prior.dimension)
+            - prior.scale.log().sum()
+        )
+        rest.append(-at.entropy() - expected_log_p)
+    a, b, c = map(torch.stack, zip(*vectors, strict=True))  # [tensors, S]
+    log_radii = mean_log_radius(a, b, c).mean(1)
+    powers = log_radii.new_tensor([at.dimension - 1 for at in q.values()])
+    return torch.stack(rest).sum() + (powers @ log_radii).to(rest[0].dtype)
 
 
 # ------------------------------------------------------------------------------------------- the method
@@ -237,6 +251,13 @@ class Settings:
     """Form of the posterior as next prior: the radial density, or the normal of equal mean and variance."""
 
 
+def _radial(loc: Tensor, scale: Tensor) -> RadialNormal:
+    return RadialNormal(loc, scale, validate_args=False)
+
+
+_FAMILY = Family(_radial, SOFTPLUS, lambda dimension: 1 / dimension, noise_entropy)
+
+
 class Radial(Variational):
     """A radial distribution over every weight tensor; weights and biases apart."""
 
@@ -258,6 +279,8 @@ class Radial(Variational):
             settings.initial_rho + settings.initial_rho_std * torch.randn_like(p)
             for p in self.network.parameters()
         )
+        lay_together(self.network.parameters())
+        lay_together(self.rho)
         self.extra_epochs = settings.pretrain_epochs if start is None else 0
         if start is not None:
             self.load_state_dict(start.state_dict())
@@ -279,27 +302,21 @@ class Radial(Variational):
 
     # ---- the distribution
 
-    def posterior(self) -> dict[str, RadialNormal]:
+    def posterior(self) -> Mapping[str, RadialNormal]:
         """The radial distributions, with gradients to means and rhos."""
-        means = self.network.named_parameters()
-        return {
-            name: RadialNormal(m, softplus(r), validate_args=False)
-            for (name, m), r in zip(means, self.rho, strict=True)
-        }
+        return LocationScale(_FAMILY, dict(self.network.named_parameters()), self.rho)
 
     def draw_noise(self, num_samples: int, generator: torch.Generator) -> Noise:
         """Directions times radii, e * r, `[S, *shape]` per tensor; none while the means are pretrained."""
         return {} if self.pretraining else self._noise(num_samples, generator)
 
     def _noise(self, num_samples: int, generator: torch.Generator) -> Noise:
-        exact = self.settings.norm == "exact"
-        return {n: radial_noise(num_samples, m, generator, exact) for n, m in self.network.named_parameters()}
+        like = dict(self.network.named_parameters())
+        return radial_noise(num_samples, like, generator, self.settings.norm == "exact")
 
     def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Draws from the posterior, stacked `[S, *shape]`."""
-        with torch.no_grad():
-            noise = self._noise(num_samples, generator)
-            return {name: q.loc + q.scale * noise[name] for name, q in self.posterior().items()}
+        return location_scale.draw(self.posterior(), self._noise(num_samples, generator))
 
     def set_scale(self, sigma: float) -> None:
         """Sigma of every weight: the standard deviation of a weight is then sigma / sqrt(D)."""
@@ -316,29 +333,15 @@ class Radial(Variational):
 
     def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
         """Expected negative log likelihood and KL(q || prior), in nats."""
-        posterior = self.posterior()
-        if noise:
+        posterior, prior = self.posterior(), self.prior
+        if not noise:  # while the means are pretrained
+            weights = {name: m[None] for name, m in self.network.named_parameters()}
+        elif all(isinstance(p, RadialNormal) for p in prior.values()):
+            posterior = dict(posterior)  # each made once
             weights = {name: reparametrise(q.loc, q.scale, noise[name]) for name, q in posterior.items()}
+            divergence = radial_divergence(posterior, prior, noise)  # type: ignore[arg-type]
         else:
-            weights = {name: q.loc[None] for name, q in posterior.items()}
+            weights, divergence = self.draw(posterior, noise, prior)
         outputs = forward(self.network, weights, batch.inputs)
         nll = likelihood_term(self.likelihood, outputs, batch, self.problem.num_train)
-        if not noise:  # while the means are pretrained
-            return nll, nll.new_zeros(())
-        return nll, self._divergence(posterior, self.prior, weights, noise)
-
-    def _divergence(
-        self,
-        posterior: Mapping[str, RadialNormal],
-        prior: WeightDistribution,
-        weights: Mapping[str, Tensor],
-        noise: Noise,
-    ) -> Tensor:
-        terms = []
-        for name, q in posterior.items():
-            p = prior[name]
-            if isinstance(p, RadialNormal):
-                terms.append(radial_divergence(q, p, noise[name]))
-            else:
-                terms.append(divergence(q, p, weights[name]))
-        return torch.stack(terms).sum()
+        return nll, divergence if noise else nll.new_zeros(())

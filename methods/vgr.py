@@ -25,11 +25,9 @@ from torch import Tensor
 
 from bench import optimizers
 from bench.contract import Batch, Noise, Prior, Problem
-from bench.divergence import weight_divergence
 from bench.families.generator import Replay
 from bench.families.variational import MeanField
 from bench.settings import Count, Positive, settings
-from bench.weights import reparametrise
 
 NAMES: dict[str, dict[str, object]] = {"vgr": {}}
 PRESETS = {"smoke": {"generator_steps": 20, "generator_hidden": 32}}
@@ -100,10 +98,7 @@ class VGR(MeanField):
 
     def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
         """Expected negative log likelihood of all data, earlier ones replayed; KL(q || prior); in nats."""
-        posterior = self.posterior()
-        weights = {
-            name: reparametrise(q.mean, q.base_dist.scale, noise[name]) for name, q in posterior.items()
-        }
+        weights, divergence = self.draw(self.posterior(), noise, self.prior)
         model = (self.network, self.likelihood)
         nll = self.replay.likelihood_term(*model, weights, batch, noise.get("replay"))
-        return nll, weight_divergence(posterior, self.prior, weights)
+        return nll, divergence

@@ -77,14 +77,17 @@ def test_every_contender_is_measured_and_goals_are_held_against_bounds(scripts, 
 
     peers = {"stand-in": scripts.contenders.Floor, "quick": Quick}
     found = scripts.peers.measure([case], peers, rounds=1)
-    everybody = ["stand-in", "quick", "floor", "floor", "mfvi", "radial"]
+    everybody = ["stand-in", "quick", "floor", "floor", "mfvi", "radial", "ivon"]
     for samples in case.samples:
         names = [row["contender"] for row in found["steps"] if row["samples"] == samples]
         assert [name.partition(",")[0] for name in names] == everybody
     names = [row["contender"].partition(",")[0] for row in found["predictions"]]
-    assert names == ["stand-in", "quick", "mfvi", "radial"]
+    assert names == ["stand-in", "quick", "mfvi", "radial", "ivon"]
     assert {row["contender"] for row in found["memory"]} == set(everybody)
     assert all(row["MiB"] > 0 for row in found["memory"])
+    own = [r for r in found["goals"] if r["method"] == "ivon"]
+    assert [r["verdict"] for r in own] == ["not measured", "no goal"]  # its authors' package is not here
+    found["goals"] = [r for r in found["goals"] if r["method"] != "ivon"]
     verdicts = {(r["what"].partition(",")[0], r["goal"]): r["verdict"] for r in found["goals"]}
     assert verdicts == {("step", 1e9): "hit", ("step", 1e-9): "missed", ("prediction", 1e9): "hit"}
     against = {r["against"].partition(",")[0] for r in found["goals"] if r["what"].startswith("step")}

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Literal
 
 import pytest
 import torch
@@ -15,9 +16,16 @@ from bench.engine.stacked import Stacked
 from bench.errors import Diverged
 from bench.runs import registry
 from bench.runs.progress import Course
-from bench.settings import build
+from bench.settings import build, settings
 
 BUDGET = Budget(epochs=5, batch_size=6)
+
+
+@settings
+class Double(TrainerOptions):
+    """In float64, which trains, and which users are refused."""
+
+    precision: Literal["64-true"] = "64-true"
 
 
 def stacking():
@@ -30,10 +38,10 @@ def fits(
 ):
     """Three fits on data of their own."""
     entry = registry.method(name)
-    settings = build(entry.cls.settings_class, values, "method")
-    options = TrainerOptions(accelerator="cpu", stacked=stacked)
-    object.__setattr__(options, "precision", precision)  # 64-true trains; users are refused it
-    engine = Engine(cls or entry.cls, settings, 0, folder, options, **kept)
+    own = build(entry.cls.settings_class, values, "method")
+    kind = Double if precision == "64-true" else TrainerOptions
+    options = kind(accelerator="cpu", stacked=stacked)
+    engine = Engine(cls or entry.cls, own, 0, folder, options, **kept)
     return engine.fit_many(problems_ or three(), budget), engine
 
 

@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Independent
-from torch.nn.functional import softplus
 
 from bench import divergence
 from bench.contract import JOINT, Method, Noise, Problem, WeightDistribution
-from bench.priors import normal_tensor
-from bench.weights import unravel
+from bench.families import location_scale
+from bench.families.location_scale import LocationScale, Normals
+from bench.weights import are_transformed, lay_together, normal_noise, unravel
+
+_NORMALS = location_scale.normals()
 
 
 def fill_rho(rhos: Iterable[Tensor], sigma: float) -> None:
@@ -35,6 +36,10 @@ class Variational(Method):
     The parameters of its network are the means.
     """
 
+    def __init__(self, problem: Problem, settings: Any, start: Any = None) -> None:
+        super().__init__(problem, settings, start)
+        self._joined: tuple[WeightDistribution, Normals | None] | None = None  # the last prior of `draw`
+
     @abstractmethod
     def posterior(self) -> WeightDistribution:
         """The distribution over the weights, with gradients to what is trained."""
@@ -44,11 +49,22 @@ class Variational(Method):
         return self.standard_noise(num_samples, generator)
 
     def standard_noise(self, num_samples: int, generator: torch.Generator) -> Noise:
-        """The same, also where the noise of training is of another kind."""
-        return {
-            name: torch.randn(num_samples, *m.shape, generator=generator, device=m.device, dtype=m.dtype)
-            for name, m in self.network.named_parameters()
-        }
+        """The same, also where the noise of training is of another kind; one draw for all tensors."""
+        return normal_noise(num_samples, dict(self.network.named_parameters()), generator)
+
+    def draw(
+        self, posterior: WeightDistribution, noise: Noise, prior: WeightDistribution
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """Weights drawn with the noise, stacked `[S, *shape]`, and KL(posterior || prior) in nats.
+
+        The one place that chooses how: over flat vectors, where the posterior is a `LocationScale` and the
+        prior independent normals; else tensor by tensor, which compiles and maps over fits side by side.
+        """
+        if not isinstance(posterior, LocationScale) or are_transformed(posterior.means.values()):
+            return location_scale.draw_with_divergence(posterior, noise, prior, None)
+        if self._joined is None or self._joined[0] is not prior:
+            self._joined = prior, Normals.of(posterior.family, prior)
+        return location_scale.draw_with_divergence(posterior, noise, prior, self._joined[1])
 
     def log_prob(self, weights: Mapping[str, Tensor]) -> Tensor:
         """Log density of stacked weights, `[S]`, in nats."""
@@ -78,16 +94,17 @@ class MeanField(Variational):
         self.rho = nn.ParameterList(
             torch.full_like(p, settings.initial_rho) for p in self.network.parameters()
         )
+        lay_together(self.network.parameters())
+        lay_together(self.rho)
 
     @classmethod
     def parameters_per_weight(cls, settings: Any) -> float:
         """A mean and a rho."""
         return 2.0
 
-    def posterior(self) -> dict[str, Independent]:
+    def posterior(self) -> Mapping[str, Any]:
         """The independent normals, with gradients to means and rhos."""
-        means = self.network.named_parameters()
-        return {name: normal_tensor(m, softplus(r)) for (name, m), r in zip(means, self.rho, strict=True)}
+        return LocationScale(_NORMALS, dict(self.network.named_parameters()), self.rho)
 
     def set_scale(self, sigma: float) -> None:
         """Every weight's standard deviation becomes sigma."""
@@ -95,6 +112,4 @@ class MeanField(Variational):
 
     def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Draws from the posterior, stacked `[S, *shape]`."""
-        with torch.no_grad():
-            noise = self.standard_noise(num_samples, generator)
-            return {name: q.mean + q.base_dist.scale * noise[name] for name, q in self.posterior().items()}
+        return location_scale.draw(self.posterior(), self.standard_noise(num_samples, generator))

@@ -28,9 +28,9 @@ from bench.methods.radial import (
     Settings,
     log_sphere,
     mean_log_radius,
-    radial_divergence,
-    radial_noise,
 )
+from bench.methods.radial import radial_divergence as divergence_of_all
+from bench.methods.radial import radial_noise as noise_of_all
 from bench.priors import normal_tensor
 
 
@@ -53,6 +53,16 @@ def assert_mean_is(samples, expected, errors=4.5, slack=1e-9):
     assert ((samples.mean(0) - expected).abs() <= errors * error + slack).all(), (
         f"{samples.mean(0)} +- {error} is not {expected}"
     )
+
+
+def radial_divergence(q, p, noise):
+    """Of a single tensor."""
+    return divergence_of_all({"w": q}, {"w": p}, {"w": noise})
+
+
+def radial_noise(num_samples, like, generator, exact_norm=True):
+    """Of a single tensor."""
+    return noise_of_all(num_samples, {"w": like}, generator, exact_norm)["w"]
 
 
 def legendre(low, high, points):
