@@ -191,7 +191,7 @@ class _Trees(Method):
         return torch.cat(found) + self.base
 
     def probabilities(self, raw: Tensor) -> Tensor:
-        """Of classes, `[B, C]`."""
+        """Probabilities of the classes, `[B, C]`."""
         return raw
 
     def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
@@ -212,7 +212,7 @@ class RandomForest(_Trees):
     settings_class = ForestSettings
 
     def model(self, seed: int, **changed: Any) -> Any:
-        """With leaves of 5 rows of numbers, and a third of the inputs at a node; of classes its defaults."""
+        """A forest: for numbers leaves of 5 rows and a third of the inputs at a node, for classes the defaults."""
         from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
         kind: dict[str, Any] = {"n_estimators": self.settings.trees, "oob_score": True, "random_state": seed}
@@ -235,14 +235,14 @@ class GradientBoosting(_Trees):
     settings_class = BoostingSettings
 
     def model(self, seed: int, **changed: Any) -> Any:
-        """With scikit-learn's defaults."""
+        """Boosting with scikit-learn's defaults."""
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
         kind = HistGradientBoostingClassifier if self.of_classes else HistGradientBoostingRegressor
         return kind(max_iter=self.settings.trees, random_state=seed, **changed)
 
     def unseen(self, inputs: np.ndarray, targets: np.ndarray, fitted: Any, fit: Fit) -> np.ndarray:
-        """Of each of five parts by boosting on the other four."""
+        """Predictions of each of five parts by boosting on the other four."""
         from sklearn.model_selection import KFold
 
         shape = (len(targets), int(targets.max()) + 1) if self.of_classes else (len(targets),)

@@ -38,7 +38,7 @@ def fewest(level: float) -> int:
 
 
 def margin(low: np.ndarray, high: np.ndarray, targets: np.ndarray, level: float) -> float:
-    """By how much intervals are to be widened on both sides; below 0 if they are too wide.
+    """Width to add to intervals on both sides; below 0 if they are too wide.
 
     Args:
         low: Lower ends of the intervals of held-out examples, `[n]`; with `high` the same, around a mean.

@@ -91,7 +91,7 @@ class TableTask(Task):
 
     @cached_property
     def labels(self) -> list[str]:
-        """Of each row the name of its class, if the target is taken for classes, `[N]`."""
+        """Name of each row's class, `[N]`, if the target is taken for classes."""
         return encoding.identities(self.target_column)
 
     @cached_property

@@ -87,7 +87,7 @@ class _Finder(MetaPathFinder):
 
 
 def stand_in() -> None:
-    """From here on torch and Lightning are imported as names; neither may have been imported."""
+    """Has torch and Lightning imported as names from here on; neither may have been imported."""
     if any(name in sys.modules for name in PACKAGES):
         raise RuntimeError("torch is imported already")
     sys.meta_path.insert(0, _Finder())

@@ -162,6 +162,6 @@ class _Finder(MetaPathFinder):
 
 
 def install() -> None:
-    """From here on both are imported as shells: for a process of our own, not for whoever imports `bench`."""
+    """Has both imported as shells from here on: for a process of our own, not for whoever imports `bench`."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

@@ -67,7 +67,7 @@ class _Handler(SimpleHTTPRequestHandler):
 
 
 class Server(ThreadingHTTPServer):
-    """At most `most` connections at once, each for at most `seconds`."""
+    """Holds at most `most` connections at once, each for at most `seconds`."""
 
     daemon_threads = True
     request_queue_size = _MOST
