@@ -212,7 +212,7 @@ class RandomForest(_Trees):
     settings_class = ForestSettings
 
     def model(self, seed: int, **changed: Any) -> Any:
-        """A forest: for numbers leaves of 5 rows and a third of the inputs at a node, for classes the defaults."""
+        """A forest: for numbers leaves of 5 rows and a third of the inputs at a node; for classes as is."""
         from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
 
         kind: dict[str, Any] = {"n_estimators": self.settings.trees, "oob_score": True, "random_state": seed}

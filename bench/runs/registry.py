@@ -75,7 +75,7 @@ class Entry:
 
     @property
     def member(self) -> Entry:
-        """Name of the method whose settings an ensemble has, its single member, if that has one."""
+        """The method whose settings an ensemble has, its single member, if that has a name; else itself."""
         siblings = methods().of_file(self.file)
         same = [e for e in siblings if (e.cls, e.fixed, e.members) == (self.cls, self.fixed, 1)]
         return same[0] if same else self
