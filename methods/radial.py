@@ -202,7 +202,7 @@ def radial_divergence(
     """
     vectors, rest = [], []
     for name, at in q.items():
-        prior, e = p[name], noise[name].flatten(1)
+        prior, e = p[name], noise[name].reshape(len(noise[name]), -1)
         shift = ((at.loc - prior.loc) / prior.scale).flatten()
         ratio = (at.scale / prior.scale).flatten()
         direction = ratio * (e / e.norm(dim=1, keepdim=True))  # [S, D]

@@ -563,7 +563,7 @@ def test_data_lists_gets_and_checks(call, monkeypatch, tmp_path):
     assert "not here" in out  # MNIST
     code, out, err = call("data", "get", "digits")
     assert (code, err) == (0, "")
-    assert out.strip().endswith("digits.csv.gz")
+    assert out.strip().endswith("digits.bin.gz")
     code, out, err = call("data", "check", "digits")
     assert (code, err) == (0, "")
     assert data.SOURCES["digits"].digest in out

@@ -247,11 +247,17 @@ def another(annotation, value):
         return next(part for part in parts if part != value)
     if isinstance(value, bool):
         return not value
-    if isinstance(value, int | float):
+    if isinstance(value, int):
         return value + 1
+    if isinstance(value, float):
+        return value / 2 if 0 < value < 1 else value + 1
+    if value == "auto":
+        return 7
     if value is None:
         kind = next(part for part in parts if part is not type(None))
         literals = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
+        if kind is float:
+            return 0.5  # a share
         return literals[0] if literals else "other:name" if kind is str else 1
     raise NotImplementedError(f"a setting of the kind {annotation}")
 
