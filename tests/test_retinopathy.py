@@ -193,7 +193,7 @@ class Recorder:
 def test_run_reads_validation_eyes_for_the_log_and_test_eyes_for_the_arrays(monkeypatch):
     task, engine = make("retinopathy_country_shift"), Recorder()
     monkeypatch.setattr(task, "targets", lambda: pytest.fail("the run read the targets"))
-    arrays = task.run(engine)
+    arrays = task.run(engine) | task.given()
     assert [len(inputs) for inputs in engine.inputs] == [20, 200]
     assert (engine.budgets[0].epochs, engine.budgets[0].batch_size) == (1, 32)
     labels = task.own_data("val")[1]
