@@ -19,6 +19,7 @@ Shapes: B rows, D inputs, T trees, M nodes of all trees, K outputs, S normals of
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
@@ -100,13 +101,13 @@ class _Trees(Method):
 
     # ---- fitting
 
+    @abstractmethod
     def model(self, seed: int, **changed: Any) -> Any:
         """An unfitted model of scikit-learn."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unseen(self, inputs: np.ndarray, targets: np.ndarray, fitted: Any, fit: Fit) -> np.ndarray:
         """Predictions of training rows by trees that did not see them: numbers `[B]` or shares `[B, C]`."""
-        raise NotImplementedError
 
     @property
     def of_classes(self) -> bool:
