@@ -17,6 +17,12 @@ ROOT = Path(__file__).parent.parent
 CLAIMS = findings.read(ROOT / "docs" / "findings.yaml")
 PAGE = (ROOT / "docs" / "findings.md").read_text()
 SOURCES = ("Farquhar 2022", "Resolution of Singularities 2022", "Kurle et al. 2022", "nn4post 2017")
+EQUAL_OR_NOT = [
+    {"within": 0.1},
+    {"direction": "above", "margin": 0.1},
+    {"direction": "below", "margin": 0.1},
+]
+OLD = [{"within": 0.1}, {"above": 0}, {"below": 0}]
 MAP, MFVI = {"method": "map", "task": "split_digits"}, {"method": "mfvi", "task": "split_digits"}
 
 
@@ -28,7 +34,7 @@ def found():
 
 def claim(*terms, **fields):
     """A claim on split_digits: that the contrast is above 0, unless given otherwise."""
-    if not {"above", "below", "within"} & fields.keys():
+    if not {"above", "below", "within", "direction"} & fields.keys():
         fields["above"] = 0
     texts = {"id": "x", "claim": "x", "source": "x", "why": "x", "same": "x", "metric": "average_accuracy"}
     return findings.Claim(**texts | {"terms": terms} | fields)
@@ -65,10 +71,48 @@ def write(folder, method, values, status="completed"):
         ({"within": 0.2}, -0.4, -0.3, "contradicted"),
         ({"within": 0.2}, -0.3, 0.3, "undecided"),
         ({"above": 0}, 0, 0, "undecided"),
+        ({"direction": "above"}, 0.1, 0.3, "direction only"),
+        ({"direction": "above"}, -0.3, -0.1, "contradicted"),
+        ({"direction": "above"}, -0.1, 0.3, "undecided"),
+        ({"direction": "below"}, -0.3, -0.1, "direction only"),
+        ({"direction": "below"}, 0.1, 0.3, "contradicted"),
+        ({"direction": "above", "margin": 0.2}, 0.25, 0.3, "reproduced"),
+        ({"direction": "above", "margin": 0.2}, 0.1, 0.3, "direction only"),
+        ({"direction": "above", "margin": 0.2}, -0.1, 0.1, "contradicted"),
+        ({"direction": "above", "margin": 0.2}, -0.1, 0.3, "undecided"),
+        ({"direction": "above", "margin": 0.2}, -0.3, -0.1, "contradicted"),
+        ({"direction": "below", "margin": 0.2}, -0.3, -0.25, "reproduced"),
+        ({"direction": "below", "margin": 0.2}, -0.1, 0.1, "contradicted"),
+        ({"direction": "below", "margin": 0.2}, -0.15, -0.05, "direction only"),
+        ({"direction": "above", "margin": 0.2, "size": 2}, 0.25, 0.3, "direction only"),
+        ({"direction": "above", "margin": 0.2, "size": 2}, 0.8, 1.2, "reproduced"),
+        ({"direction": "above", "margin": 0.2, "size": 2}, 3.8, 5.2, "reproduced"),
+        ({"direction": "above", "margin": 0.2, "size": 2}, 4.2, 5.2, "direction only"),
+        ({"direction": "below", "margin": 0.2, "size": 2}, -1.2, -0.8, "reproduced"),
     ],
 )
 def test_an_interval_decides_where_it_lies_wholly_on_one_side(bound, low, high, word):
     assert claim(MAP, **bound).judge(Interval((low + high) / 2, low, high, "")) == word
+
+
+@pytest.mark.parametrize("middle", [-0.5, -0.15, -0.05, 0.05, 0.15, 0.5])
+def test_one_size_is_never_both_an_equality_and_a_difference(middle):
+    """As -0.051 "lower" and 0.052 "the same" were, when a difference had no margin."""
+    narrow = Interval(middle, middle - 0.01, middle + 0.01, "")
+    words = [claim(MAP, **bound).judge(narrow) for bound in EQUAL_OR_NOT]
+    assert words.count("reproduced") <= 1
+    before = [claim(MAP, **bound).judge(narrow) for bound in OLD]
+    assert before.count("reproduced") == (2 if abs(middle) < 0.1 else 1)
+
+
+def test_claims_of_one_quantity_share_one_margin():
+    margins = {}
+    for found in CLAIMS:
+        size = found.within if found.margin is None else found.margin
+        if size is not None:
+            margins.setdefault((found.metric, found.terms[0].task), set()).add(size)
+    assert {len(sizes) for sizes in margins.values()} == {1}
+    assert any(len([c for c in CLAIMS if (c.metric, c.terms[0].task) == key]) > 1 for key in margins)
 
 
 def test_the_seeds_needed_are_the_fewest_whose_interval_would_decide():
@@ -77,6 +121,8 @@ def test_the_seeds_needed_are_the_fewest_whose_interval_would_decide():
     assert claim(MAP).needed([1.0, 2.0, 3.0]) == 4
     assert claim(MAP).needed([-1.0, 0.0, 1.001]) is None
     assert claim(MAP, within=4).needed([1.0, 2.0, 3.0]) == 4  # 2 away from the nearer limit
+    assert claim(MAP, direction="above").needed([1.0, 2.0, 3.0]) == 4
+    assert claim(MAP, direction="below", margin=2).needed([-1.0, 0.0, 1.0]) == 4  # 2 away from what counts
 
 
 def test_the_contrast_is_paired_by_seed(tmp_path):
@@ -138,7 +184,9 @@ def test_a_metric_that_a_run_does_not_have_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"above": 0, "below": 1}, "one of above, below and within"),
+        ({"above": 0, "below": 1}, "one of above, below, within and direction"),
+        ({"above": 0, "margin": 1}, "margin and size are of a direction"),
+        ({"direction": "above", "size": 1}, "a size needs the margin"),
         ({"same": None}, "not at preset paper"),
         ({"other": "x"}, "not both"),
         ({"terms": [MAP | {"weight": 2}]}, "no simple difference"),

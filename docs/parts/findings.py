@@ -26,24 +26,29 @@ def protocols() -> dict[str, str]:
     return {sentence: str(number) for number, sentence in enumerate(dict.fromkeys(filter(None, said)), 1)}
 
 
+COLUMNS: tuple[Word, ...] = ("reproduced", "direction only", "contradicted", "undecided", "no verdict")
+OPEN = "open: another protocol"
+
+
+def column(finding: Finding) -> str:
+    """The column that counts a finding: its verdict, unless its protocol may answer another question."""
+    return OPEN if finding.claim.protocol == "other" else finding.verdict
+
+
 def findings_counts() -> str:
     """How many headlines have which verdict, and how many of these verdicts chance may have made."""
-    asked = [finding for finding in all_findings() if finding.claim.protocol != "other"]
-    count = Counter(finding.verdict for finding in asked)
-    exact = Counter(finding.verdict for finding in asked if finding.is_exact)
+    documents: dict[str, Counter[str]] = {}
+    for finding in all_findings():
+        documents.setdefault(finding.claim.source.partition(",")[0], Counter())[column(finding)] += 1
+    documents["all"] = sum(documents.values(), Counter())
+    rows = [
+        [name, *(str(count[word]) for word in (*COLUMNS, OPEN)), str(count.total())]
+        for name, count in documents.items()
+    ]
     judged = sum(finding.verdict != "no verdict" and not finding.is_exact for finding in all_findings())
-    words = ", ".join(
-        f"**{count[word]} are {word}**"
-        + (f" ({exact[word]} of them exactly, in closed form)" if exact[word] else "")
-        for word in ("contradicted", "reproduced")
-    )
     return (
-        f"Of {len(all_findings())} headlines {len(asked)} are put to their own protocol, or to a smaller one "
-        f"that answers the same question. {words}, and {count['undecided']} are undecided. "
-        f"{count['no verdict']} lack the three seeds, or the mixed chains, that a verdict takes. The other "
-        f"{len(all_findings()) - len(asked)} are so far put to a smaller protocol that may answer another "
-        f"question, and stay open. {judged} intervals of 95% stand behind all this: at most "
-        f"{0.05 * judged:.1f} of them are expected to miss their true value."
+        table(["document", *COLUMNS, OPEN, "all"], rows) + f"\n\n{judged} intervals of 95% stand behind all "
+        f"this: at most {0.05 * judged:.1f} of them are expected to miss their true value."
     )
 
 
@@ -104,10 +109,10 @@ def findings_protocols() -> str:
 
 
 def findings_thresholds() -> str:
-    """Why every number that is not 0 is what it is."""
+    """Why every number that is not 0, and every margin, is what it is."""
     found: dict[tuple[str, str], list[str]] = {}
     for claim in (finding.claim for finding in all_findings()):
-        if not claim.expected.endswith(" 0") or not claim.why.startswith("Only the"):
+        if claim.direction is None or claim.margin is not None or not claim.why.startswith("Only the"):
             found.setdefault((contrast(claim), claim.why), []).append(claim.source)
     return table(
         ["contrast", "source", "why this number"],
@@ -119,6 +124,7 @@ PARTS: dict[str, Part] = {
     "findings counts": findings_counts,
     "findings contradicted": lambda: findings_table("contradicted"),
     "findings reproduced": lambda: findings_table("reproduced"),
+    "findings direction only": lambda: findings_table("direction only"),
     "findings undecided": lambda: findings_table("undecided"),
     "findings without verdict": lambda: findings_table("no verdict"),
     "findings of another question": lambda: findings_table(None),

@@ -1,9 +1,13 @@
 """Headlines of the documents, held against the committed records: reproduced, contradicted or undecided.
 
-A claim (docs/findings.yaml) names a contrast, a weighted sum of metrics of cells, and the number that it
-should lie above, below or within. The contrast has a value for every seed that all its cells have; runs that
-share no seed are never compared. The 95% t interval over these values decides, and below `FEWEST` of them
-nothing does.
+A claim (docs/findings.yaml) names a contrast, a weighted sum of metrics of cells, and where it should lie:
+above or below a number, within a margin of 0 (an equality), or on one side of 0 (a difference). The contrast
+has a value for every seed that all its cells have; runs that share no seed are never compared. The 95% t
+interval over these values decides, and below `FEWEST` of them nothing does.
+
+Equality and difference of one quantity share one margin, so that one size never counts as both: a difference
+is reproduced beyond the margin alone. Where the document prints its size, it has to be met within a factor
+`FACTOR` too. What has the right sign and no more is a verdict of its own, `direction only`.
 """
 
 from __future__ import annotations
@@ -29,7 +33,9 @@ from bench.runs.registry import NONE
 from bench.runs.resolution import resolve
 from bench.settings import Schema, build, read_yaml
 
-Word = Literal["reproduced", "contradicted", "undecided", "no verdict"]
+Word = Literal["reproduced", "direction only", "contradicted", "undecided", "no verdict"]
+FACTOR = 2
+"""A printed size is met where the interval reaches from its half to its double, or touches that range."""
 MOST = 100
 """Seeds up to which it is said how many would decide."""
 REPETITION = "repetition"
@@ -71,6 +77,9 @@ class Claim(_OfYaml):
     above: float | None = None
     below: float | None = None
     within: float | None = None
+    direction: Literal["above", "below"] | None = None
+    margin: float | None = pydantic.Field(None, gt=0)
+    size: float | None = pydantic.Field(None, gt=0)
     why: str
     seeds: list[int] = [0, 1, 2]
     per: str | None = None
@@ -82,8 +91,13 @@ class Claim(_OfYaml):
 
     @pydantic.model_validator(mode="after")
     def _is_whole(self) -> Self:
-        if sum(limit is not None for limit in (self.above, self.below, self.within)) != 1:
-            raise ValueError(f"{self.id}: give one of above, below and within")
+        asked = (self.above, self.below, self.within, self.direction)
+        if sum(limit is not None for limit in asked) != 1:
+            raise ValueError(f"{self.id}: give one of above, below, within and direction")
+        if self.direction is None and (self.margin is not None or self.size is not None):
+            raise ValueError(f"{self.id}: margin and size are of a direction alone")
+        if self.size is not None and self.margin is None:
+            raise ValueError(f"{self.id}: a size needs the margin from which a difference counts")
         if self.same is not None and self.other is not None:
             raise ValueError(f"{self.id}: give same or other, not both")
         if self.protocol == "paper" and any(term.preset != "paper" for term in self.terms):
@@ -102,29 +116,55 @@ class Claim(_OfYaml):
         """Where the contrast should lie, in words."""
         if self.within is not None:
             return f"within ±{self.within:g}"
-        return f"above {self.above:g}" if self.above is not None else f"below {self.below:g}"
+        if self.direction is None:
+            return f"above {self.above:g}" if self.above is not None else f"below {self.below:g}"
+        sign = "" if self.direction == "above" else "-"
+        counts = "" if self.margin is None else f", by more than {self.margin:g}"
+        return f"{self.direction} 0{counts}" + ("" if self.size is None else f", printed {sign}{self.size:g}")
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Between which the contrast should lie."""
+        """Between which the contrast should lie, whatever its size."""
         if self.within is not None:
             return -self.within, self.within
+        if self.direction is not None:
+            return (0.0, np.inf) if self.direction == "above" else (-np.inf, 0.0)
         low = -np.inf if self.above is None else self.above
         return low, np.inf if self.below is None else self.below
 
     def judge(self, interval: Interval) -> Word:
-        """Whether an interval lies wholly between the limits, wholly beyond one of them, or neither."""
+        """Whether an interval lies wholly between the limits, wholly beyond one of them, or neither.
+
+        A difference that is surely smaller than its margin, and may be none, is contradicted too.
+        """
         if np.isnan(interval.low):
             return "no verdict"
         low, high = self.limits
         if low < interval.low and interval.high < high:
-            return "reproduced"
-        return "contradicted" if interval.high < low or interval.low > high else "undecided"
+            return "reproduced" if self.direction is None or self._has_size(interval) else "direction only"
+        if interval.high < low or interval.low > high:
+            return "contradicted"
+        smaller = self.margin is not None and max(self._towards(interval)) < self.margin
+        return "contradicted" if smaller else "undecided"
+
+    def _towards(self, interval: Interval) -> tuple[float, float]:
+        """The ends of an interval in the claimed direction, the lower first."""
+        up = self.direction == "above"
+        return (interval.low, interval.high) if up else (-interval.high, -interval.low)
+
+    def _has_size(self, interval: Interval) -> bool:
+        """Whether a difference of the claimed sign is beyond the margin, and of the printed size."""
+        low, high = self._towards(interval)
+        if self.margin is None or low <= self.margin:
+            return False
+        return self.size is None or (low <= FACTOR * self.size and high >= self.size / FACTOR)
 
     def needed(self, values: Sequence[float]) -> int | None:
         """The fewest values at which an interval of this mean and spread would decide; None above MOST."""
         mean, sd = float(np.mean(values)), float(np.std(values, ddof=1))
         distance = min(abs(mean - limit) for limit in self.limits)
+        if self.margin is not None:
+            distance = max(distance, self.margin - (mean if self.direction == "above" else -mean))
         for size in range(FEWEST, MOST + 1):
             if special.stdtrit(size - 1, 0.975) * sd / size**0.5 < distance:
                 return size
