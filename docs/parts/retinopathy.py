@@ -20,11 +20,13 @@ from parts.evidence import (
     table,
 )
 from PIL import Image, ImageDraw
+from scipy import stats
 
+from bench import networks
 from bench.comparison import by_task
 from bench.contract import FinishedRun
 from bench.photographs import fundus, fundus_population
-from bench.studies import referral, referral_comparison
+from bench.studies import referral, referral_comparison, robustness
 
 
 def retinopathy_table(task: str) -> str:
@@ -79,6 +81,47 @@ def retinopathy_mistakes(run: FinishedRun, number: int = 10, band: int = 14) -> 
     return sheet
 
 
+def starts() -> dict[tuple[str, float], tuple[float, int, int]]:
+    """Method and initial rho -> sd of a weight at the start, trials that learned something, and trials.
+
+    The sd of a mean-field weight is sigma = softplus(rho), that of a radial one sigma / sqrt(D), where its
+    tensor has D weights: the median over the weights of the network at full width.
+    """
+    tensors = [tensor.numel() for tensor in networks.small_vgg().parameters()]
+    shrinks = {"mfvi": 1.0, "radial": float(np.median(np.repeat(tensors, tensors)) ** -0.5)}
+    found: dict[tuple[str, float], list[bool]] = {}
+    for run in finished_runs("retinopathy_robustness"):
+        auc = run.metrics.get("auc")
+        key = run.method_name, run.task.configuration.initial_rho
+        found.setdefault(key, []).append(auc is not None and auc >= robustness.LEARNED)
+    return {
+        (method, rho): (float(np.logaddexp(0, rho)) * shrinks[method], sum(learned), len(learned))
+        for (method, rho), learned in sorted(found.items())
+    }
+
+
+def robustness_starts() -> str:
+    """What was learned from which start, and the methods beside each other where weights are equally wide."""
+    found = starts()
+    rows = [
+        [f"`{method}`", f"{rho:g}", f"{sd:.2g}", robustness.share(learned, count)]
+        for (method, rho), (sd, learned, count) in found.items()
+    ]
+    said = []
+    for (first, rho), (sd, learned, count) in found.items():
+        for (second, other_rho), (other_sd, other, of) in found.items():
+            if first >= second or not 0.5 < sd / other_sd < 2:
+                continue
+            p = stats.fisher_exact([[learned, count - learned], [other, of - other]]).pvalue
+            said.append(
+                f"- {first} from rho {rho:g} (sd {sd:.2g}) learned something with {learned} of {count}, "
+                f"{second} from rho {other_rho:g} (sd {other_sd:.2g}) with {other} of {of}; "
+                f"Fisher's exact test, p = {p:.2g}"
+            )
+    header = ["method", "initial rho", "sd of a weight at the start", "learned something"]
+    return table(header, rows) + "\n\nWhere sds differ by less than twice:\n\n" + "\n".join(said)
+
+
 def photographs() -> Iterator[tuple[str, Image.Image]]:
     """Sheets of photographs, by the names of their files."""
     yield "retinopathy/contact-sheet.png", fundus.contact_sheet()
@@ -97,5 +140,6 @@ PARTS: dict[str, Part] = {
     "retinopathy controls": lambda: retinopathy_controls("retinopathy_synthetic"),
     "retinopathy said": lambda: said_if_any("retinopathy_synthetic"),
     "robustness": lambda: compared_table("retinopathy_robustness"),
+    "robustness starts": robustness_starts,
     "robustness said": lambda: said_if_any("retinopathy_robustness"),
 }
