@@ -240,6 +240,7 @@ class Question(NamedTuple):
     higher_is_better: bool
     values: dict[str, list[float]]
     ranks: dict[str, tuple[int, int] | None]
+    tuned: set[str]
 
 
 @cache
@@ -257,19 +258,22 @@ def asked() -> list[Question]:
         standing = ranking.rank([ranking.Entry(*entry) for entry in runs.items()], higher)
         values = {m: [run.value for run in group if run.value is not None] for m, group in runs.items()}
         ranks = {place.name: place.ranks for place in standing.places}
-        found.append(Question(name, page, f"{main.replace('_', ' ')} on `{task}`", higher, values, ranks))
+        tuned = {m for m, group in entries.items() if all(r.method.tuning == "tuned" for _, r in group)}
+        on = f"{main.replace('_', ' ')} on `{task}`"
+        found.append(Question(name, page, on, higher, values, ranks, tuned))
     return found
 
 
 def questions() -> str:
-    """Every method on one task of each question: the main metric, and the ranks that its seeds leave open."""
+    """Every method on one task of each question: the main metric, the ranks left open, whether it was tuned."""
     cells: dict[str, dict[str, str]] = {}
     for question in asked():
         for method, span in question.ranks.items():
             ranks = "not ranked" if span is None else "{} to {}".format(*span)
             values = question.values[method]
             mean = interval(values) if values else "-"
-            cells.setdefault(method, {})[question.name] = f"{mean} ({ranks})"
+            mark = ", tuned" if method in question.tuned else ""
+            cells.setdefault(method, {})[question.name] = f"{mean} ({ranks}{mark})"
     heads = [question.name for question in asked()]
     rows = [[f"`{method}`", *(cells[method].get(q, "-") for q in heads)] for method in sorted(cells)]
     better = [
@@ -280,7 +284,7 @@ def questions() -> str:
 
 
 def leaders() -> str:
-    """Of each question the best mean, and how many methods the seeds leave open as first."""
+    """Of each question the best mean, how many methods may be first, and how many `bench tune` set."""
     rows = []
     for question in asked():
         placed = {method: span for method, span in question.ranks.items() if span is not None}
@@ -294,9 +298,10 @@ def leaders() -> str:
                 "higher" if question.higher_is_better else "lower",
                 f"`{best}` {interval(question.values[best])}",
                 f"{first} of {len(placed)}",
+                f"{len(question.tuned & placed.keys())} of {len(placed)}",
             ]
         )
-    return table(["question", "metric and task", "better is", "best mean", "may be first"], rows)
+    return table(["question", "metric and task", "better is", "best mean", "may be first", "tuned"], rows)
 
 
 def drawn() -> Iterator[Drawing]:
