@@ -265,7 +265,7 @@ def asked() -> list[Question]:
 
 
 def questions() -> str:
-    """Every method on one task of each question: the main metric, the ranks left open, whether it was tuned."""
+    """Every method on a task of each question: the main metric, the ranks left open, whether it was tuned."""
     cells: dict[str, dict[str, str]] = {}
     for question in asked():
         for method, span in question.ranks.items():
