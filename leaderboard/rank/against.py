@@ -197,12 +197,13 @@ class Shelf(NamedTuple):
     is_there: bool = True
 
 
-def shelf(against: Path | None, own: Iterable[Found]) -> Shelf:
-    """The entries below a folder or in a board's JSON; the committed ones of the runs' tasks unless told.
+def shelf(against: Path | None, own: Iterable[Found], tasks: Iterable[str] = ()) -> Shelf:
+    """The entries below a folder or in a board's JSON; the committed ones of some tasks unless told.
 
     Args:
         against: Folder of runs or submissions, or file.
-        own: One's own runs, which are no rivals of themselves.
+        own: One's own runs, which are no rivals of themselves; their tasks are among those wanted.
+        tasks: Identities of further tasks that are wanted.
 
     Raises:
         UsageError: If there is no such folder or file, or the file is no board's JSON.
@@ -211,6 +212,7 @@ def shelf(against: Path | None, own: Iterable[Found]) -> Shelf:
         return Shelf([], [read_board(against)], str(against))
     own = list(own)
     mine = {run.directory.resolve() for run in own}
+    wanted = {run.record.task.identity for run in own if run.record is not None} | set(tasks)
     struck = {slug for slug, word in words(STATUS).items() if word.struck}
     found: list[tuple[str, Found]] = []
     for folder in (SUBMISSIONS, RECORDS) if against is None else (against,):
@@ -218,7 +220,7 @@ def shelf(against: Path | None, own: Iterable[Found]) -> Shelf:
         taken = {run.record.task.identity for _, run in found if run.record}
         found += [
             (slug, run)
-            for run in (below(folder) if against is not None else _committed(folder, own))
+            for run in (below(folder) if against is not None else _committed(folder, wanted))
             if run.record is not None
             and run.record.task.identity not in taken
             and run.directory.resolve() not in mine
@@ -228,9 +230,8 @@ def shelf(against: Path | None, own: Iterable[Found]) -> Shelf:
     return Shelf(found, [], "the committed entries" if against is None else str(against), is_there)
 
 
-def _committed(folder: Path, own: Iterable[Found]) -> Iterator[Found]:
-    """The committed runs of the tasks of one's own: their folders are named by the task."""
-    tasks = {run.record.task.identity for run in own if run.record is not None}
+def _committed(folder: Path, tasks: Iterable[str]) -> Iterator[Found]:
+    """The committed runs of some tasks: their folders are named by the task."""
     slugs = "*/" if folder == SUBMISSIONS else ""
     for task in sorted(tasks):
         for of_task in sorted(folder.glob(f"{slugs}{escape(task)}")):
