@@ -27,6 +27,7 @@ from bench.commands.parser import errors, output
 from bench.commands.planning import plan
 from bench.commands.reporting import report
 from bench.commands.results import draw, record, reference, show
+from bench.commands.rounds import round_
 from bench.commands.running import run
 from bench.commands.searching import sweep, tune
 from bench.commands.storing import store
@@ -58,6 +59,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "store": (store, "bring, check or commit the arrays behind records"),
     "verify": (verify, "check a submission: its files, and its metrics computed again"),
     "board": (board, "build the leaderboard's pages, serve them, add to them"),
+    "round": (round_, "predict test sets whose labels are hidden until the round closes"),
     "wandb": (wandb, "build a Weights & Biases workspace that compares methods"),
     "completion": (show_script, "print the script by which a shell completes commands"),
 }

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from bench import optimizers
 from bench.comparison import Comparison, FinishedRun, of_metrics
 from bench.errors import UsageError
+from bench.fresh import Fresh
 from bench.predictions import Prediction
 from bench.problem import JOINT as JOINT
 from bench.problem import Batch, Budget, Prior, Problem, Stored, WeightDistribution
@@ -488,6 +489,10 @@ class Task(ABC):
 
         Under overlapping splits (`Spec.split_ratio`), of each split. None: the metric is no such mean.
         """
+        return None
+
+    def fresh(self) -> Fresh | None:
+        """How the task draws other test sets, for rounds with hidden labels; None if it draws none."""
         return None
 
     @property

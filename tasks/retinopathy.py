@@ -47,15 +47,17 @@ from bench.contract import (
     Engine,
     FinishedRun,
     Layout,
+    Method,
     Metrics,
     Problem,
     Row,
     Spec,
 )
 from bench.data import array_digest
+from bench.fresh import Fresh
 from bench.settings import Count, settings
 from bench.studies import referral, referral_comparison
-from bench.studies.eyes import PhotographTask
+from bench.studies.eyes import FreshEyes, PhotographTask
 
 NAMES: dict[str, dict[str, object]] = {
     "retinopathy": {"dataset": "retinopathy", "shift": "none"},
@@ -171,6 +173,12 @@ class Retinopathy(PhotographTask):
         """Readings, patients and labels."""
         return referral.layouts()
 
+    def fresh(self) -> Fresh | None:
+        """Other synthetic eyes; real ones are as many as there are."""
+        own = self.settings
+        is_drawn = own.dataset == "retinopathy_synthetic" and own.shift == "none"
+        return FreshReadings(self) if is_drawn else None
+
     # ---- scoring
 
     def readings(self, arrays: Arrays) -> referral.Readings:
@@ -200,3 +208,24 @@ class Retinopathy(PhotographTask):
     def compare(cls, runs: Sequence[FinishedRun]) -> Comparison:
         """Referral curves over the seeds, and the claims of the source's Table 4.1."""
         return referral_comparison.compare(runs)
+
+
+class FreshReadings(FreshEyes):
+    """Readings of other synthetic eyes than the task's own."""
+
+    task: Retinopathy
+
+    @property
+    def layouts(self) -> dict[str, Layout]:
+        """Those of a run's readings."""
+        return {name: of for name, of in self.task.layouts().items() if name not in ("labels", "patients")}
+
+    def predict(self, engine: Engine, method: Method, inputs: Arrays) -> Arrays:
+        """Readings, as a run keeps them."""
+        images = inputs["images"]
+        eyes = self.task.normalised(images, np.zeros(len(images), np.int64))
+        return referral.stored(engine.predict(method, eyes, self.task.settings.test_samples))
+
+    def losses(self, arrays: Arrays) -> np.ndarray:
+        """-log p(label) of every eye, in nats."""
+        return self.task.losses(arrays)

@@ -39,6 +39,8 @@ from bench.contract import (
     Comparison,
     Engine,
     FinishedRun,
+    Layout,
+    Method,
     Metric,
     Metrics,
     Problem,
@@ -48,9 +50,10 @@ from bench.contract import (
     Undefined,
 )
 from bench.data import array_digest
+from bench.fresh import Fresh
 from bench.settings import Count, Positive, settings
 from bench.studies import references
-from bench.studies.small import CLUSTERS, GAP, NOISE, POINTS, points, sine
+from bench.studies.small import CLUSTERS, GAP, NOISE, POINTS, fresh_points, points, sine
 
 NAMES: dict[str, dict[str, object]] = {"toy_regression": {}}
 
@@ -169,22 +172,17 @@ class ToyRegression(Task):
         held_out = engine.predict(method, inputs, samples)
         engine.log("test_nll", float(-held_out.log_score(targets).mean()), self.settings.epochs)
         grid = torch.from_numpy(GRID[:, None]).float()
-        prediction = engine.predict(
-            method, torch.cat([grid, *(self.own_data(part)[0] for part in ("test", "gap"))]), samples
-        )
-        assert isinstance(prediction, predictions.Gaussian)
-        # An ensemble has more draws than asked for, member after member: every member keeps its share.
-        rows = torch.linspace(0, len(prediction.mean) - 1, min(samples, len(prediction.mean))).round().long()
-        variances = prediction.variance[rows, :, 0]
-        if (variances == variances[0, 0]).all():  # no more than the observation noise, as in most methods
-            variances = variances[:1, :1]
-        means = prediction.mean[rows, :, 0]
-        return {"means": means.float().numpy(), "variances": variances.float().numpy()}
+        places = torch.cat([grid, *(self.own_data(part)[0] for part in ("test", "gap"))])
+        return stored(engine.predict(method, places, samples), samples)
 
     def targets(self) -> Arrays:
         """Observations `[N]` at the test points, and the reference's function `[R, 241]` if there is one."""
         observed = {f"{part}_targets": self.own_data(part)[1].squeeze(1).numpy() for part in ("test", "gap")}
         return observed | references.read(self.target)
+
+    def fresh(self) -> Fresh:
+        """Other points, in the clusters and between them."""
+        return FreshPoints(self.settings.test_samples)
 
     @property
     def target(self) -> str:
@@ -259,6 +257,43 @@ class ToyRegression(Task):
         return replace(super().compare(runs), charts=charts)
 
 
+class FreshPoints(Fresh):
+    """Other test points than the task's own; `samples` are the weight samples of a prediction."""
+
+    layouts = {
+        "means": Layout("float32", ("S", "N")),
+        "variances": Layout("float32", (("S", 1), ("N", 1))),
+    }
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def draw(self, seed: int) -> tuple[Arrays, Arrays]:
+        """Inputs and observations, each `[N, 1]`."""
+        inputs, targets = fresh_points(seed)
+        return {"inputs": inputs}, {"targets": targets}
+
+    def predict(self, engine: Engine, method: Method, inputs: Arrays) -> Arrays:
+        """Means and variances, as a run keeps them."""
+        return stored(engine.predict(method, torch.from_numpy(inputs["inputs"]), self.samples), self.samples)
+
+    def losses(self, arrays: Arrays) -> np.ndarray:
+        """-log p(y) of each point under the mixture of the samples, in nats."""
+        return log_losses(arrays, slice(None), arrays["targets"])
+
+
+def stored(prediction: predictions.Prediction, samples: int) -> Arrays:
+    """What is kept of N points: means `[S, N]`, and variances `[S, N]` or, if all are equal, `[1, 1]`."""
+    assert isinstance(prediction, predictions.Gaussian)
+    # An ensemble has more draws than asked for, member after member: every member keeps its share.
+    rows = torch.linspace(0, len(prediction.mean) - 1, min(samples, len(prediction.mean))).round().long()
+    variances = prediction.variance[rows, :, 0]
+    if (variances == variances[0, 0]).all():  # no more than the observation noise, as in most methods
+        variances = variances[:1, :1]
+    means = prediction.mean[rows, :, 0]
+    return {"means": means.float().numpy(), "variances": variances.float().numpy()}
+
+
 def functions(arrays: Arrays) -> np.ndarray:
     """Equally probable values of the function, without observation noise, at every stored input, `[S, N]`.
 
@@ -276,14 +311,18 @@ def functions(arrays: Arrays) -> np.ndarray:
 
 def nlls(arrays: Arrays) -> tuple[float, float]:
     """Mean of -log p(y) under the equal mixture of the samples, in the clusters and between them, in nats."""
+    targets = np.concatenate([arrays["test_targets"], arrays["gap_targets"]])
+    losses = torch.from_numpy(log_losses(arrays, slice(len(GRID), None), targets[:, None]))
+    test, gap = losses.split([len(arrays["test_targets"]), len(arrays["gap_targets"])])
+    return float(test.mean()), float(gap.mean())
+
+
+def log_losses(arrays: Arrays, rows: slice, targets: np.ndarray) -> np.ndarray:
+    """-log p(y) of some of the stored inputs with observations `[N, 1]`, in nats, `[N]`."""
     means = torch.from_numpy(arrays["means"].astype(np.float64))
     variances = torch.from_numpy(arrays["variances"].astype(np.float64)).expand_as(means)
-    targets = torch.from_numpy(np.concatenate([arrays["test_targets"], arrays["gap_targets"]]).astype(float))
-    cut = len(GRID)
-    prediction = predictions.Gaussian(means[:, cut:, None], variances[:, cut:, None])
-    log_densities = prediction.log_score(targets[:, None])
-    test, gap = log_densities.split([len(arrays["test_targets"]), len(arrays["gap_targets"])])
-    return float(-test.mean()), float(-gap.mean())
+    prediction = predictions.Gaussian(means[:, rows, None], variances[:, rows, None])
+    return -prediction.log_score(torch.from_numpy(targets.astype(np.float64))).numpy()
 
 
 Moments = tuple[np.ndarray, np.ndarray]

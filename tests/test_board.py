@@ -198,6 +198,20 @@ def test_withdrawn_and_superseded_are_struck_out_and_stay(maker, build, tmp_path
     assert found["method002 (theirs)"]["mean"] == found["method002"]["mean"]
 
 
+def test_first_tie_group_is_provisional_until_its_entries_are_re_run(maker, build, tmp_path):
+    three(maker)
+    three(maker, "theirs", methods=(3,))
+    found = rows(build())
+    first = {name for name, row in found.items() if row["group"] == 1}
+    assert first
+    assert {name for name, row in found.items() if row["provisional"]} == first
+    (tmp_path / "status.toml").write_text('[reference]\ntier = "re-run"\ndrawn = "seed 1"\n')
+    found = rows(build())
+    assert {name for name, row in found.items() if row["provisional"]} == {
+        name for name in first if found[name]["slug"] != "reference"
+    }
+
+
 @pytest.mark.parametrize(
     "words", ["[nobody]\nwithdrawn = 'x'", "[reference]\ntier = 'best'", "[reference]\nother = 1", "["]
 )

@@ -121,12 +121,14 @@ def test_the_tables_show_the_data(site):
     assert json.loads((site / "tasks" / f"{identity(0)}.json").read_text()) == table
     rows = list(csv.DictReader((site / "tasks" / f"{identity(0)}.csv").read_text().splitlines()))
     assert [row["status"] for row in rows] == [row["status"] for row in table["entries"]]
+    assert [row["provisional"] for row in rows] == [str(row["provisional"]) for row in table["entries"]]
     for shown, row in zip(rows, table["entries"], strict=True):
         assert (float(shown["nll"]) if shown["nll"] else None) == row["mean"]
         assert (int(shown["first rank"]) if shown["first rank"] else None) == (row["ranks"] or [None])[0]
     text = (site / "tasks" / f"{identity(0)}.html").read_text()
     body = text[text.index("<tbody>") : text.index("</tbody>")]
     ranked = [row for row in table["entries"] if row["ranks"]]
+    assert body.count(", provisional") == sum(row["provisional"] for row in ranked) > 0
     shown = re.findall(r'<th scope="row"><a href="[^"]+">([^<]+)</a>', body)
     assert shown == [row["name"] for row in ranked]
     values = re.findall(r'<td class="n" data-value="([^"]+)"><a', body)

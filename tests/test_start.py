@@ -165,7 +165,7 @@ def test_the_index_has_every_flag_of_a_run(cache):
 
 
 LINES = {
-    "bench r": {"run", "runs", "record", "reference", "report"},
+    "bench r": {"run", "runs", "record", "reference", "report", "round"},
     "bench run ma": {"map", "matrix_normal_vi"},
     "bench tune --budget 3 map split_digits_m": {"split_digits_multi_head"},
     "bench run map split_digits --preset s": {"smoke", "standard"},

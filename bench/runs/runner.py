@@ -23,7 +23,7 @@ from bench import figures
 from bench.contract import Arrays, FinishedRun, Method, Problem, Row, Task
 from bench.data import array_digest
 from bench.engine import checkpoints
-from bench.engine.engine import Engine
+from bench.engine.engine import Engine, TrainerOptions
 from bench.engine.ensemble import Ensemble
 from bench.errors import BenchError, Diverged, OutputError, UsageError
 from bench.runs import holdings, loggers, records, registry, resolution
@@ -184,6 +184,26 @@ def load(run: str | Path, data_dir: str | None = None, imports: tuple[str, ...] 
         return members[0] if len(members) == 1 else Ensemble(members)
 
     return task_of(record, data_dir).loaded(directory, restore)
+
+
+def predicting(run: Path, stage: str, data_dir: str | None = None) -> tuple[Engine, Method]:
+    """What a finished run predicts other inputs by: an engine of its seed, and its fitted method.
+
+    Args:
+        run: The run's directory, with its checkpoints.
+        stage: Name of what is predicted: the draws of the weights follow from it and from the run's seed.
+        data_dir: Folder with data files.
+
+    Raises:
+        UsageError: As of `load`.
+    """
+    record = records.read_record(run)
+    method = registry.method(record.method.name)
+    settings = build(method.cls.settings_class, record.method.settings, "method")
+    options = build(TrainerOptions, record.trainer, "trainer")
+    engine = Engine(method.cls, settings, record.seed, None, options, record.method.members)
+    engine.stage(stage)
+    return engine, load(run, data_dir)
 
 
 def task_of(record: records.Record, data_dir: str | None = None) -> Task:

@@ -6,8 +6,10 @@ A task on photographs has the settings `dataset`, `size`, `preprocess` and `imag
 
 from __future__ import annotations
 
+import tempfile
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from torch import Tensor
 from bench import augmentation
 from bench.contract import Stored, Task
 from bench.data import array_digest
+from bench.fresh import Fresh
+from bench.spec import Arrays
 from bench.system import places
 
 if TYPE_CHECKING:
@@ -28,6 +32,8 @@ SEVERE = 3
 """The lowest severity of the sick eyes on which the severity shift is tested."""
 ABROAD = "retinopathy_aptos"
 """What the country shift is tested on."""
+FEWEST = 20
+"""Synthetic eyes that are drawn together at least."""
 MEASURED = 1000
 """Training eyes, evenly spread, whose pixels give mean and standard deviation of the channels."""
 
@@ -139,7 +145,10 @@ class PhotographTask(Task):
 
     def eyes(self, part: str) -> Eyes:
         """A part, normalised by the training part's channels."""
-        images, labels = self.own_data(part)
+        return self.normalised(*self.own_data(part))
+
+    def normalised(self, images: Any, labels: np.ndarray) -> Eyes:
+        """Photographs uint8 `[N, H, W, 3]` with labels `[N]`, normalised by the training part's channels."""
         return Eyes(images, labels, *self._channels)
 
     @cached_property
@@ -154,3 +163,24 @@ class PhotographTask(Task):
         mean = shares @ levels
         std = np.sqrt(shares @ levels**2 - mean**2).clip(min=1 / 255)
         return torch.from_numpy(mean).float(), torch.from_numpy(std).float()
+
+
+class FreshEyes(Fresh):
+    """Other synthetic eyes than the task's own, as many as it tests on, or the next even number."""
+
+    def __init__(self, task: PhotographTask) -> None:
+        self.task = task
+
+    def draw(self, seed: int) -> tuple[Arrays, Arrays]:
+        """Photographs uint8 `[N, H, W, 3]`; which are of sick eyes, and whose, a number per patient."""
+        from bench.photographs import fundus, preparing
+
+        own, wanted = self.task.settings, len(self.task.rows("test"))
+        number = max(wanted + wanted % 2, FEWEST)
+        with tempfile.TemporaryDirectory(prefix="bench-round-") as folder:
+            made = fundus.make(Path(folder) / "made", number, own.size, seed, workers=1)
+            drawn = preparing.prepare(own.dataset, made, folder, own.size, own.preprocess)
+            images = np.array(drawn.images)
+        patients = np.unique(drawn.patients, return_inverse=True)[1]
+        labels = drawn.levels >= SICK
+        return {"images": images}, {"labels": labels.astype(np.uint8), "patients": patients.astype(np.int32)}

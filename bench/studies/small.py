@@ -37,6 +37,20 @@ def points(part: str) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.from_numpy(x[:, None]).float(), torch.from_numpy(y[:, None]).float()
 
 
+def fresh_points(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and observations of other test points, in the clusters and between them, each `[N, 1]`.
+
+    Places and noise come from generators of their own: the inputs, which are published, tell nothing of it.
+    """
+    places, noise = (
+        np.random.default_rng(randomness.derive(seed, "toy_regression", kind)) for kind in ("places", "noise")
+    )
+    intervals = POINTS["test"] + POINTS["gap"]
+    x = np.concatenate([places.uniform(low, high, size) for low, high, size in intervals])
+    y = sine(x) + NOISE * noise.standard_normal(len(x))
+    return x[:, None].astype(np.float32), y[:, None].astype(np.float32)
+
+
 def flowers(part: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Inputs `[N, 4]`, raw, and classes `[N]` of the part train or test; the same in every run."""
     from sklearn import datasets  # here, for its import takes a second

@@ -9,14 +9,15 @@ import errno
 import os
 import re
 import secrets
+import shutil
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import filelock
 
-from bench.errors import Busy, OutputError
+from bench.errors import Busy, OutputError, UsageError
 
 _WRITING = ".writing"
 LOCK = ".lock"
@@ -187,6 +188,57 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
         with suppress(OSError):  # Windows removes no open file; there the lock's own release does
             (folder / LOCK).unlink()
         lock.release()
+
+
+def write_folder(directory: Path, contents: Mapping[str, bytes], force: bool = False) -> None:
+    """Writes a folder of these files in one step; see `replace_folder`.
+
+    Args:
+        directory: To write.
+        contents: Path below it -> bytes.
+        force: Whether an older one is replaced.
+    """
+    replace_folder(directory, lambda new: write_all({new / name: of for name, of in contents.items()}), force)
+
+
+def replace_folder(directory: Path, fill: Callable[[Path], None], force: bool = False) -> None:
+    """Makes a folder in one step, in place of an older one; one process at a time.
+
+    A process that is killed between the two renames leaves the older one aside, and the next brings it back.
+
+    Args:
+        directory: To make; the folder above it is locked meanwhile.
+        fill: Makes the folder that it is given, under another name, and writes all that is to be in it.
+        force: Whether an older one is replaced.
+
+    Raises:
+        UsageError: If an older one is there, unless `force`.
+        OutputError: If it cannot be written; an older one is then as it was.
+    """
+    new, old = temporary(directory), directory.with_name(f".{directory.name}.old")
+    with locked(directory.parent, wait=True):
+        for left in left_behind(directory):
+            shutil.rmtree(left, ignore_errors=True)
+        if old.exists() and not directory.exists():
+            with writing(directory):
+                os.rename(old, directory)
+        if directory.exists() and not force:
+            raise UsageError(f"{directory} is there already: it is kept; --force replaces it")
+        try:
+            with writing(directory):
+                fill(new)
+                if directory.exists():
+                    shutil.rmtree(old, ignore_errors=True)
+                    os.rename(directory, old)
+                try:
+                    os.rename(new, directory)
+                except OSError:
+                    with suppress(OSError):
+                        os.rename(old, directory)
+                    raise
+            shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
 
 
 def is_locked(folder: Path) -> bool:

@@ -85,6 +85,8 @@ CODES: Final[dict[str, str]] = {
     "duplicate-seeds": "Two seeds of a method have the same arrays, though the seed matters.",
     "duplicate-runs": "Two methods of the submission have the same arrays.",
     "duplicate-entry": "Arrays are those of an entry that is on the board.",
+    "rerun-differs": "A run that was made again is farther from what was handed in than rounding explains.",
+    "rerun-failed": "A run cannot be made again by what its record says: it ends otherwise, or too late.",
     # ---- the check itself
     "time-limit": "The check took longer than its limit.",
     "memory-limit": "The check needed more memory than its limit.",

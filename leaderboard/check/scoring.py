@@ -179,7 +179,7 @@ def stands(run: HandedIn, posed: Posed) -> None:
     arrays = run.arrays()
     _refuse_arrays(run, arrays, posed)
     if record.status == "completed":
-        _refuse_values(run.name, arrays, posed.layouts)
+        refuse_values(run.name, arrays, posed.layouts)
         _refuse_claims(run, arrays, posed.task)
 
 
@@ -194,7 +194,7 @@ def _refuse_arrays(run: HandedIn, arrays: Arrays, posed: Posed) -> None:
         raise Rejected("arrays-digest", f"{run.name}: the arrays are not those whose digest the record gives")
 
 
-def _refuse_values(where: str, arrays: Arrays, layouts: Mapping[str, Layout]) -> None:
+def refuse_values(where: str, arrays: Arrays, layouts: Mapping[str, Layout]) -> None:
     """Refuses numbers that no run leaves: not finite, or probabilities that do not sum to 1."""
     for name, array in arrays.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():

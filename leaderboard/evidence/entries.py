@@ -36,12 +36,11 @@ from bench.runs.resolution import resolve
 from bench.runs.runner import finished, load_scores, task_of
 from bench.settings import build
 from bench.spec import Arrays, Row, Spec
-from bench.system.files import write_all, writing
+from bench.system.files import write_folder
 from bench.system.source import source_hash
 
 _LARGEST = 8 * 2**20
 _FILES = ("arrays.safetensors", "curves.csv", "record.json")
-"""In the order in which they are put in place: where the record stands, the rest is there."""
 POINTS = 100
 """Most points of a series in committed curves: more than a chart can show, and the repository stays small."""
 
@@ -72,11 +71,7 @@ def add(run: Path, to: Path = RECORDS, force: bool = False) -> Path:
     directory = to / record.task.identity / record.method.identity / f"seed{record.seed}"
     if directory.exists() and not force:
         raise UsageError(f"{directory} is there already: it is kept; --force replaces it")
-    write_all({directory / name: content for name, content in contents.items()})
-    for path in directory.iterdir():
-        if path.name not in contents:  # of the older record
-            with writing(path):
-                path.unlink()
+    write_folder(directory, contents, force)
     return directory
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from bench.leaderboard.evidence.store import (
     parts,
     sha256,
 )
-from bench.system.files import write
+from bench.system.files import locked, sweep, write
 from bench.text import one_line
 
 PLACES = ROOT / "store.toml"
@@ -139,17 +139,20 @@ def push(
     """
     objects = list(named(root, tasks).values())
     gone = done = 0
-    for part in parts(objects):
-        lacking = [entry for entry in part if not entry.near(root)]
-        from_history(lacking, root)
-        for entry in part:
-            here = next(iter(entry.near(root)), kept(entry.digest, entry.file))
-            with suppress(FileNotFoundError):
-                content = here.read_bytes()
-                if sha256(content) != entry.digest:
-                    raise UsageError(f"{here} is damaged: its bytes are not those that its submission names")
-                gone += _sent(url, entry, content, force)
-            progress(done := done + 1, len(objects))
+    with _alone(url):
+        for part in parts(objects):
+            lacking = [entry for entry in part if not entry.near(root)]
+            from_history(lacking, root)
+            for entry in part:
+                here = next(iter(entry.near(root)), kept(entry.digest, entry.file))
+                with suppress(FileNotFoundError):
+                    content = here.read_bytes()
+                    if sha256(content) != entry.digest:
+                        raise UsageError(
+                            f"{here} is damaged: its bytes are not those that its submission names"
+                        )
+                    gone += _sent(url, entry, content, force)
+                progress(done := done + 1, len(objects))
     return gone
 
 
@@ -206,6 +209,12 @@ def _told(reason: str, entries: Sequence[Object]) -> str:
 
 def _at(url: str, entry: Object) -> tuple[fsspec.AbstractFileSystem, str]:
     """The file system of a place, and an object's path there."""
+    system, root = _system(url)
+    return system, f"{root.rstrip('/')}/{name_of(entry.digest, entry.file)}"
+
+
+def _system(url: str) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The file system of a place, and its path there."""
     try:
         system, root = fsspec.core.url_to_fs(url)
     except ImportError as error:
@@ -213,7 +222,19 @@ def _at(url: str, entry: Object) -> tuple[fsspec.AbstractFileSystem, str]:
         raise UsageError(f"{url} cannot be reached: {one_line(error)}{extra}") from None
     except ValueError as error:
         raise UsageError(f"{url} is no place: {one_line(error)}") from None
-    return system, f"{root.rstrip('/')}/{name_of(entry.digest, entry.file)}"
+    return system, root
+
+
+@contextmanager
+def _alone(url: str) -> Iterator[None]:
+    """Keeps other writers out of a place that is a folder, and removes what killed ones have left there."""
+    system, path = _system(url)
+    if not isinstance(system, LocalFileSystem):
+        yield
+        return
+    with locked(Path(path), wait=True):
+        sweep(Path(path))
+        yield
 
 
 def _fetched(url: str, entry: Object) -> bytes | None:

@@ -124,7 +124,8 @@ class Word(pydantic.BaseModel):
     """What maintainers say of a submission, in `STATUS` under its slug.
 
     Attributes:
-        tier: "re-run" where they ran it again themselves and found the same.
+        tier: "re-run" where they ran it again themselves and found the same (`bench verify --rerun one`).
+        drawn: Which run that was, and by which randomness it was drawn.
         withdrawn: Why it was withdrawn; its entries stay, struck out.
         superseded_by: Slug of the submission that takes its place.
     """
@@ -132,6 +133,7 @@ class Word(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
 
     tier: str | None = pydantic.Field(default=None, pattern="^re-run$")
+    drawn: str | None = pydantic.Field(default=None, min_length=1, max_length=600)
     withdrawn: str | None = pydantic.Field(default=None, min_length=1, max_length=300)
     superseded_by: str | None = pydantic.Field(default=None, pattern=r"^[a-z0-9-]{1,64}$")
 

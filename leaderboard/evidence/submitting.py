@@ -5,12 +5,9 @@ A submission is written whole or not at all, and the same runs and words give th
 
 from __future__ import annotations
 
-import os
-import shutil
 import tomllib
 from collections import defaultdict
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +30,7 @@ from bench.runs import registry
 from bench.runs.folders import Found
 from bench.runs.records import Record
 from bench.runs.runner import task_of
-from bench.system.files import left_behind, locked, temporary, write_all, writing
+from bench.system.files import write_folder
 from bench.text import hidden, one_line
 
 QUESTIONS = {
@@ -126,7 +123,7 @@ def submit(runs: Sequence[Found], to: Path, words: dict[str, Any], force: bool =
     )
     for directory, record in found:  # the slowest last
         refuse(directory, record, code=words.get("code"))
-    _replace(to, contents | {MANIFEST: manifest})
+    write_folder(to, contents | {MANIFEST: manifest}, force)
     return to
 
 
@@ -164,7 +161,7 @@ def adopt(directory: Path, to: Path = SUBMISSIONS, store: Path = STORE, force: b
             keep(content, store)
         else:
             contents[name] = content
-    _replace(new, contents)
+    write_folder(new, contents, force)
     return new
 
 
@@ -255,32 +252,3 @@ def _must_be_free(directory: Path, force: bool) -> None:
         raise UsageError(f"{directory} is there already: it is kept; --force replaces it")
     if not (directory / MANIFEST).is_file():
         raise UsageError(f"{directory} is there and holds no submission: it is kept; choose another name")
-
-
-def _replace(directory: Path, contents: dict[str, bytes]) -> None:
-    """Writes a directory of these files in one step, in place of an older one; one process at a time.
-
-    A process that is killed between the two renames leaves the older one aside, and the next brings it back.
-    """
-    new, old = temporary(directory), directory.with_name(f".{directory.name}.old")
-    with locked(directory.parent, wait=True):
-        for left in left_behind(directory):
-            shutil.rmtree(left, ignore_errors=True)
-        if old.exists() and not directory.exists():
-            with writing(directory):
-                os.rename(old, directory)
-        try:
-            write_all({new / name: content for name, content in contents.items()})
-            with writing(directory):
-                if directory.exists():
-                    shutil.rmtree(old, ignore_errors=True)
-                    os.rename(directory, old)
-                try:
-                    os.rename(new, directory)
-                except OSError:
-                    with suppress(OSError):
-                        os.rename(old, directory)
-                    raise
-            shutil.rmtree(old, ignore_errors=True)
-        finally:
-            shutil.rmtree(new, ignore_errors=True)

@@ -33,7 +33,8 @@ class RunRow(TypedDict, total=False):
 class EntryRow(TypedDict, total=False):
     """An entry of a task.
 
-    `status` is ranked, not ranked, withdrawn or superseded; `why` says why it is not ranked. `ranks` are the
+    `status` is ranked, not ranked, withdrawn or superseded; `why` says why it is not ranked. An entry of the
+    first tie group is `provisional` until maintainers have made a run of it again. `ranks` are the
     first and the last that the data admit. `low` and `high` are None where there is no interval. `metrics`
     has mean and limits of every metric, `basis` what the interval is of.
     """
@@ -45,6 +46,7 @@ class EntryRow(TypedDict, total=False):
     status: str
     why: str
     tier: str
+    provisional: bool
     ranks: list[int] | None
     group: int | None
     mean: float | None
@@ -105,6 +107,7 @@ def row(candidate: Candidate, place: Place, spec: Spec, targets_known: bool = Tr
         with np.errstate(over="ignore"):  # some metrics of some runs are as large as numbers get
             metrics[name] = [finite(x) for x in student(values)[:3]] if values else [None, None, None]
     seconds = [run.record.seconds for run in candidate.runs if run.record is not None]
+    tier = _tier(candidate, spec, targets_known)
     return EntryRow(
         name=place.name,
         slug=cell.slug,
@@ -112,7 +115,8 @@ def row(candidate: Candidate, place: Place, spec: Spec, targets_known: bool = Tr
         folder=cell.method,
         status="ranked" if place.ranks else struck or "not ranked",
         why=escaped(place.why or candidate.why)[:LONGEST_REASON],
-        tier=_tier(candidate, spec, targets_known),
+        tier=tier,
+        provisional=place.group == 1 and tier != "re-run",
         ranks=list(place.ranks) if place.ranks else None,
         group=place.group,
         mean=finite(interval.centre) if interval else None,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -24,7 +23,7 @@ from bench.leaderboard.rank.pairing import MOST, pair
 from bench.leaderboard.rank.rows import EntryRow, Table
 from bench.leaderboard.site import words
 from bench.runs.registry import nearest
-from bench.system.files import left_behind, locked, temporary, writing
+from bench.system.files import replace_folder
 from bench.system.files import write as write_file
 
 MARK = "board.json"
@@ -51,10 +50,8 @@ def write(board: Board, out: Path) -> Path:
     if out.exists() and not ((out / MARK).is_file() or (out.is_dir() and not any(out.iterdir()))):
         raise UsageError(f"{out} holds something else than a board: choose another --out")
     site = Site(board)
-    growing = temporary(out)
-    with writing(out), locked(out.parent, wait=True):
-        for left in left_behind(out):
-            shutil.rmtree(left, ignore_errors=True)
+
+    def fill(growing: Path) -> None:
         known: set[Path] = set()
         for name, content in site.contents():
             path = growing / name
@@ -62,8 +59,8 @@ def write(board: Board, out: Path) -> Path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 known.add(path.parent)
             path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        shutil.rmtree(out, ignore_errors=True)
-        growing.rename(out)
+
+    replace_folder(out, fill, force=True)
     return out / "index.html"
 
 
@@ -316,14 +313,15 @@ def _csv_of(tables: Sequence[Table]) -> str:
 
 def _csv_of_task(table: Table) -> str:
     header = ["first rank", "last rank", "tie group", "entry", "method", "slug", "status"]
-    header += [table["metric"], "low", "high", "seeds", "tier", "seconds", "settings", "why"]
+    header += [table["metric"], "low", "high", "seeds", "tier", "provisional", "seconds", "settings", "why"]
     nowhere: list[Any] = [None, None]
     rows = [
         [
             *(row["ranks"] or nowhere),
             *(row["group"], row["name"], row["method"], row["slug"], row["status"]),
             *(row["mean"], row["low"], row["high"]),
-            *(row["seeds"], row["tier"], row["seconds"], row["tuning"], row["why"]),
+            *(row["seeds"], row["tier"], row["provisional"]),
+            *(row["seconds"], row["tuning"], row["why"]),
         ]
         for row in table["entries"]
     ]

@@ -725,6 +725,8 @@ OTHERWISE = {
     "time-limit": test_child_that_takes_too_long_is_ended,
     "memory-limit": test_child_that_takes_too_much_memory_is_ended,
     "checker-crashed": test_only_an_answer_is_an_answer,
+    "rerun-differs": "tests/test_rerun.py",
+    "rerun-failed": "tests/test_rerun.py",
     "checker-failed": test_defect_of_the_checker_is_a_code_and_no_traceback,
 }
 """Codes that no case of the corpus has, and the tests that reach them."""
