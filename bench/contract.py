@@ -50,6 +50,19 @@ CAPABILITIES = {
     "invariant": "the draws leave the posterior invariant: exact but for their finite number",
     "scale_settable": "set_scale(sigma) gives every weight the same scale, and leaves the means",
 }
+STATEMENTS = {
+    "exact": "the fit is the posterior where the network is linear, noise and prior normal",
+    "exact in the limit of steps": "the draws tend to the posterior as steps grow in number and shrink",
+    "exact in the limit of particles": "the particles tend to the posterior as they grow in number",
+    "mode and curvature exact": "mode and curvature are those of the negative log joint",
+    "mode exact": "the network that predicts is that at the mode of the posterior",
+    "mean-field optimum of KL": "independent weights, with the moments of the normals of least KL(q || p)",
+    "optimum of KL among normals": "the normal of least KL(q || p): the posterior, where that is normal",
+    "optimum of KL within its family": "least KL(q || p) in a family that holds all independent normals",
+    "moments of iterates": "mean and variances are those of the last iterates of an optimiser",
+    "none": "nothing that a law could hold",
+}
+"""What a method may declare of its posterior; `bench.laws.statements` has the law of each."""
 OF_WEIGHTS = frozenset({"weight_samples", "density", "moments", "sequential", "scale_settable"})
 """Capabilities that speak of the weights of the problem's network."""
 
@@ -84,6 +97,8 @@ class Method(pl.LightningModule, ABC):
     """What stands in for the posterior, in one line."""
     provides: frozenset[str] = frozenset()
     """Out of `CAPABILITIES`."""
+    declares: ClassVar[str | tuple[str, Mapping[str, Any]]]
+    """Out of `STATEMENTS`, and perhaps the settings under which the method is held to it; on one line."""
     data_parallel: ClassVar[bool] = True
     """False where every step needs all data at once: one process then makes the fit, whatever the devices."""
     seed_matters: ClassVar[bool] = True

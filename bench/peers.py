@@ -41,6 +41,7 @@ class LaplaceTorch(MAP):
     """A normal at the mode that `map` finds: laplace-torch, full curvature, the network linearised."""
 
     approximates = "the posterior by a normal at its mode with the full curvature there (laplace-torch)"
+    declares = "none", {}  # the law of its curvature poses a prior of another mean than 0, which it refuses
     provides = frozenset({"weight_samples"})
     settings_class = MAPSettings
     mode: Tensor  # [d]
@@ -152,6 +153,7 @@ class PosteriorsVI(_Posteriors):
     """Independent normals by `posteriors.vi.diag`, one weight sample a step."""
 
     approximates = "the posterior by independent normals (posteriors)"
+    declares = "mean-field optimum of KL", {"learning_rate": 0.02}
     settings_class = VISettings
     settings: VISettings
     normal: Tensor  # [2, d]: mean and standard deviation
@@ -197,6 +199,7 @@ class PosteriorsSGLD(_Posteriors):
     """Draws of one chain by `posteriors.sgmcmc.sgld`."""
 
     approximates = "the posterior by draws of noisy gradient steps (posteriors)"
+    declares = "exact in the limit of steps", {"learning_rate": 0.16, "burn_in": 0.05, "kept": 400}
     settings_class = SGLDSettings
     settings: SGLDSettings
     draws: Tensor  # [kept, d]

@@ -210,6 +210,7 @@ class RandomForest(_Trees):
     """A random forest of scikit-learn: no posterior, and no network."""
 
     approximates = "no posterior: the mean of trees, each of a resample of the rows"
+    declares = "none"
     settings_class = ForestSettings
 
     def model(self, seed: int, **changed: Any) -> Any:
@@ -233,6 +234,7 @@ class GradientBoosting(_Trees):
     """Histogram-based gradient boosting of scikit-learn: no posterior, and no network."""
 
     approximates = "no posterior: a sum of trees, each fitted to what the others left"
+    declares = "none"
     settings_class = BoostingSettings
 
     def model(self, seed: int, **changed: Any) -> Any:

@@ -58,6 +58,7 @@ class BatchEnsemble(Method):
 
     settings_class = Settings
     approximates = "the posterior by networks that share weights up to rank-one factors"
+    declares = "none"
     provides = frozenset({"weight_samples", "moments", "weighted", "loss_terms"})
     settings: Settings
 

@@ -118,6 +118,7 @@ class EWC(Method):
 
     settings_class = Settings
     approximates = "the posterior by its mode, as next prior by a quadratic with the diagonal Fisher"
+    declares = "mode and curvature exact", {"learning_rate": 0.05, "fisher": "exact"}
     provides = frozenset({"sequential", "weighted", "loss_terms"})
     settings: Settings
     quadratic: Tensor

@@ -93,6 +93,7 @@ class InvariantVI(Variational):
 
     settings_class = Settings
     approximates = "the posterior by independent normals, without the cost of translations of weights"
+    declares = "mean-field optimum of KL", {"learning_rate": 0.05, "rate_decay": 0.995, "points": 2}
     provides = frozenset({"weight_samples", "density", "moments", "weighted"})
     data_parallel = False  # a step trains one layer: the others have no gradients to share
     settings: Settings

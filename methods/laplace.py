@@ -228,6 +228,7 @@ class Laplace(Method):
 
     settings_class = Settings
     approximates = "the posterior by a normal at its mode with the curvature there"
+    declares = "mode and curvature exact", {"learning_rate": 0.05, "curvature": "full"}
     provides = frozenset({"weight_samples", "moments", "sequential", "weighted", "loss_terms"})
     stacks = True
     validation_samples = 1

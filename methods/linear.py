@@ -45,6 +45,7 @@ class Linear(Method):
 
     settings_class = Settings
     approximates = "nothing: the exact posterior of a model that is linear in its weights"
+    declares = "exact"
     provides = frozenset(
         {
             *("weight_samples", "density", "moments", "sequential", "weighted", "reweighted"),

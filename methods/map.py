@@ -41,6 +41,7 @@ class MAP(Method):
 
     settings_class = Settings
     approximates = "the posterior by a point mass at its mode"
+    declares = "mode exact", {"learning_rate": 0.05}
     provides = frozenset({"sequential", "weighted", "loss_terms"})
     stacks = True
     settings: Settings

@@ -163,6 +163,7 @@ class MatrixNormalVI(Variational):
 
     settings_class = Settings
     approximates = "the posterior by a normal with covariance V (x) U per weight matrix"
+    declares = "optimum of KL among normals", {"learning_rate": 0.01, "train_samples": 8}
     provides = frozenset({"weight_samples", "density", "moments", "sequential", "weighted", "loss_terms"})
     settings: Settings
     LARGEST = 5_000

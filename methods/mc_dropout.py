@@ -55,6 +55,7 @@ class MCDropout(Method):
 
     settings_class = Settings
     approximates = "the posterior by one network times Bernoulli masks over its units"
+    declares = "none"
     provides = frozenset({"sequential", "weighted", "loss_terms"})
     settings: Settings
 

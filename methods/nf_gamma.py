@@ -205,6 +205,7 @@ class NFGamma(FlowVI):
 
     settings_class = Settings
     approximates = "the posterior by a coupling flow from independent generalized gammas"
+    declares = "none"
     settings: Settings
     first_rate: Tensor
 

@@ -55,6 +55,7 @@ class GenerativeReplay(Method):
 
     settings_class = Settings
     approximates = "the posterior given all fits' data by its mode, with earlier data generated"
+    declares = "mode exact", {"learning_rate": 0.05}
     provides = frozenset({"sequential", "loss_terms"})
     settings: Settings
     replay: Replay

@@ -45,6 +45,7 @@ class SGHMC(Chain):
 
     settings_class = Settings
     approximates = "the posterior by draws of one chain of noisy gradient steps with momentum"
+    declares = "exact in the limit of steps", {"learning_rate": 0.05, "burn_in": 0.05, "kept": 400}
     name = "sghmc"
     settings: Settings
     velocity: Tensor  # [d]

@@ -50,6 +50,7 @@ class SGLD(Chain):
 
     settings_class = Settings
     approximates = "the posterior by draws of one chain of noisy gradient steps"
+    declares = "exact in the limit of steps", {"learning_rate": 0.16, "burn_in": 0.05, "kept": 400}
     name = "sgld"
     settings: Settings
     squares: Tensor  # [d], running mean of squared gradients per example; empty without preconditioner

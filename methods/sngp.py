@@ -120,6 +120,7 @@ class SNGP(Method):
 
     settings_class = Settings
     approximates = "a Gaussian process on a network's hidden units by random features, their weights normal"
+    declares = "none"
     provides = frozenset({"weighted", "loss_terms"})
     validation_samples = 1
     largest = 200_000_000

@@ -54,6 +54,7 @@ class SVGD(Method):
 
     settings_class = Settings
     approximates = "the posterior by particles that go uphill together and drive each other apart"
+    declares = "exact in the limit of particles", {"particles": 300, "learning_rate": 0.05}
     provides = frozenset({"weight_samples", "moments", "weighted"})
     data_parallel = False
     settings: Settings

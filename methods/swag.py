@@ -138,6 +138,7 @@ class SWAG(Method):
 
     settings_class = Settings
     approximates = "the posterior by a normal with the moments of the last iterates of SGD"
+    declares = "moments of iterates", {"learning_rate": 0.02, "swa_learning_rate": 0.05, "rank": 50}
     provides = frozenset({"weight_samples", "moments", "weighted", "loss_terms"})
     settings: Settings
 

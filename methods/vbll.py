@@ -64,6 +64,7 @@ class VBLL(Method):
 
     settings_class = Settings
     approximates = "the posterior by a normal over the last layer, a point mass before it"
+    declares = "exact", {"learning_rate": 0.05}
     provides = frozenset({"weight_samples", "moments", "weighted", "loss_terms", "exact_when_linear"})
     stacks = True
     settings: Settings

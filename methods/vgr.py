@@ -65,6 +65,7 @@ class VGR(MeanField):
 
     settings_class = Settings
     approximates = "the posterior given all fits' data by independent normals, with earlier data generated"
+    declares = "mean-field optimum of KL", {"learning_rate": 0.01, "train_samples": 16}
     provides = frozenset(
         {"weight_samples", "density", "moments", "sequential", "loss_terms", "scale_settable"}
     )

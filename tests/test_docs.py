@@ -49,8 +49,8 @@ EXAMPLES = {
         Cheat(
             "size**0.5 * self.langevin_noise(w)",
             "0.5 * size**0.5 * self.langevin_noise(w)",
-            "tests/conformance/test_methods.py -k draws_are_of_the_exact_posterior[langevin]",
-            "variance",
+            "tests/conformance/test_statements.py -k what_is_declared_holds[langevin]",
+            "mean of z0 z0",
         ),
     ),
     "adding-a-task.md": (

@@ -317,6 +317,21 @@ def test_provenance_is_of_the_repository_of_the_method(repository):
     assert changed.source_hash == clean.source_hash
 
 
+def test_what_a_method_declares_is_not_in_the_hash_of_its_file(tmp_path):
+    """A line of literals, as ruff writes it, and nothing else: a line that computes is in the hash."""
+    file = tmp_path / "own.py"
+
+    def hashed(line):
+        file.write_text(f"class Own(Method):\n{line}    trains = False\n")
+        return records.file_hash(file)
+
+    bare = hashed("")
+    assert hashed('    declares = "none"\n') == bare
+    assert hashed('    declares = "exact in the limit of steps", {"kept": 400, "burn_in": 0.05}\n') == bare
+    for line in ('declares = "none", {"kept": print()}', 'declares = "none"; x = 1', 'decides = "none"'):
+        assert hashed(f"    {line}\n") != bare
+
+
 def test_new_file_beside_the_method_is_a_change(repository):
     """A helper module that no commit holds, anywhere in the repository."""
     (repository.parent.parent / "helper.py").write_text("")

@@ -22,7 +22,7 @@ from toys import call, environment
 
 from bench import cli
 from bench.errors import UsageError
-from bench.leaderboard.rank import against
+from bench.leaderboard.rank import against, rows
 from bench.leaderboard.site import pages, serving, words
 from bench.text import escaped
 
@@ -159,6 +159,22 @@ def test_what_is_not_ranked_is_shown_with_its_reason(site):
     assert "broken/submission.json is no submission of schema 1" in "".join(Page(site / "index.html").text)
     struck = re.findall(r"<s><a[^>]*>([^<]+)</a></s>", (site / "tasks" / f"{identity(0)}.html").read_text())
     assert {"better-than-all (gone)", "method+rate=0.2 (older)"} <= set(struck)
+
+
+def test_a_method_of_which_no_statement_is_true_is_marked_beside_its_name():
+    """Others are not, nor is a stranger's, of whose file nothing is known here."""
+    said = {
+        name: rows.declared(name) for name in ("mc_dropout", "deep_ensemble", "nf_gamma_1_2_3_True", "own:C")
+    }
+    assert said == {
+        "mc_dropout": "none",
+        "deep_ensemble": "mode exact",
+        "nf_gamma_1_2_3_True": "none",
+        "own:C": "",
+    }
+    template = pages._environment().from_string('{% import "parts.html.j2" as p %}{{ p.declared(said) }}')
+    assert "declares none" in template.render(said="none")
+    assert template.render(said="mode exact") == template.render(said="") == ""
 
 
 # ------------------------------------------------------------------------------- what strangers cannot do

@@ -51,9 +51,11 @@ def _capabilities(method: Entry) -> str:
 
 
 def _of_method(method: Entry) -> tuple[str, str]:
-    """The name with the method's title, and what the method does."""
+    """The name with the method's title; what the method does, and whether it declares none."""
     title, _, how = method["summary"].partition(": ")
     fixed = ", ".join(f"{name} {value}" for name, value in method["fixed"].items() if name != "members")
+    if method["declares"] == "none":
+        how = f"{how.rstrip('.')}; declares none" if how else "declares none"
     return f"{method['name']}: {title}" + (f", {fixed}" if fixed else ""), how
 
 

@@ -15,15 +15,12 @@ from typing import Any, Literal
 
 from bench.contract import Task
 from bench.errors import DataError
-from bench.laws import problems, tasks, truth
-from bench.laws.methods import LAWS, Law, case_of, cases
+from bench.laws import problems, statements, tasks, truth
+from bench.laws.methods import LAWS, Law, case_of, cases, many
 from bench.runs import records, registry, runner
 from bench.runs.plan import Plan
 from bench.runs.registry import Entry
 from bench.text import one_line
-
-EXACT = "EXACT"
-"""What a method's file calls the settings under which it has the exact posterior of a linear problem."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Answer:
 def names_of(entry: Entry) -> list[str]:
     """The laws that the method or task is held to, in order."""
     if issubclass(entry.cls, registry.base_of("method")):
-        return ["infers_something", *LAWS]
+        return ["infers_something", "what_it_declares_holds", *LAWS]
     of_tasks = (*tasks.OF_WORDS, *tasks.OF_RUNS, *tasks.OF_RECORDS, truth.held_out_truth_is_only_scored)
     return [law.__name__ for law in of_tasks]
 
@@ -85,6 +82,7 @@ def _why(error: Exception, entry: Entry) -> str:
 
 def _of_method(entry: Entry) -> Iterator[Answer]:
     yield _answer("infers_something", entry, lambda: _infers_something(entry))
+    yield _answer("what_it_declares_holds", entry, lambda: _declared(entry))
     for name, law in LAWS.items():
         yield _answer(name, entry, lambda law=law: _held(law, entry))  # type: ignore[misc]
 
@@ -96,12 +94,16 @@ def _infers_something(entry: Entry) -> str:
     return ""
 
 
+def _declared(entry: Entry) -> str:
+    """Holds a method to its own statement; gives the reason where no law is of that."""
+    return many(entry) or statements.hold(case_of(entry, "linear"))
+
+
 def _held(law: Law, entry: Entry) -> str:
     """Holds a method to a law on every problem; gives the reason where it is not for this method."""
     if reason := law.is_not_for(entry):
         return reason
-    exact = getattr(inspect.getmodule(entry.cls), EXACT, {}) if law.problems == ("linear",) else {}
-    found = cases(entry, law.problems, **exact)
+    found = cases(entry, law.problems)
     if not found:
         return f"refuses its problem: {case_of(entry, law.problems[0]).refusal()}"
     for problem, case in found.items():

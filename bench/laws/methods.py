@@ -28,11 +28,11 @@ from torch.utils.data import TensorDataset
 
 from bench import contract, likelihoods, predictions
 from bench.contract import CAPABILITIES, OF_WEIGHTS, Batch, Budget, Method, Prediction, Problem
-from bench.diagnostics import distinct_draws, effective_sample_size
+from bench.diagnostics import distinct_draws
 from bench.divergence import log_prob
 from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
-from bench.laws import linear, problems
+from bench.laws import problems
 from bench.laws.problems import tensors
 from bench.runs.registry import Entry
 from bench.settings import build
@@ -171,12 +171,6 @@ def predicts_otherwise(entry: Entry) -> str:
     """For methods whose loss is over the very weights that predict: noise in both, or in neither."""
     fixed = unmoved(entry) and "weight_samples" in entry.provides
     return "its loss is at one value of the weights, its predictions are over draws" if fixed else ""
-
-
-def claims_nothing(entry: Entry) -> str:
-    """For methods that claim the exact posterior."""
-    claims = ("exact_when_linear", "invariant")
-    return "" if {*claims} & entry.provides else f"provides neither {claims[0]} nor {claims[1]}"
 
 
 BY_TERMS = (untrained, lacking("loss_terms"))
@@ -1164,54 +1158,6 @@ def moments_are_those_of_the_samples(case: Case, samples: int = 4000) -> None:
         assert not variances[name].requires_grad
         assert_mean_is(w, means[name].double(), errors=5)
         assert_mean_is((w - means[name]).square(), variances[name].double(), errors=5, slack=1e-7)
-
-
-SEEDS = 8
-"""Fits of the law below."""
-EXACT = Budget(epochs=200)
-"""What the law below poses: full batches. A sampler spends what its settings say instead."""
-
-
-@law("linear", unfit=(claims_nothing,), is_slow=True)
-def draws_are_of_the_exact_posterior(case: Case) -> None:
-    """Draws of several fits have mean and covariance of the exact posterior of a linear, normal problem.
-
-    In coordinates where the posterior is N(0, I) over four weights, z, the four means of z, the ten of
-    z_i z_j and that of |z|^2 / 4 lie within 4.5 standard errors. The standard error of each comes from its
-    effective sample size over the fits as chains, which must be 60. False alarm: 15 x 7e-6 = 1e-4. The prior
-    holds about as much as the data and disagrees with them, so that its weight is seen.
-
-    Posed: eight fits, of 200 epochs of one full batch each, under the preset smoke and, on top of it, what
-    the method's oracle file `tests/oracles/test_<file>.py` calls `EXACT`. A fit is asked for all its distinct
-    draws, 64 at most, in the order in which it made them.
-    """
-    truth = linear.Truth(rows=8, sigma=2.0, mean=2.5)
-    case = case.on(truth.problem)
-    chains = []
-    for seed in range(SEEDS):
-        method = case.fit(seed, EXACT)
-        draws = ravel(method.sample_weights(64, generator(seed)))
-        distinct = len(draws.unique(dim=0))
-        if distinct < len(draws):
-            draws = ravel(method.sample_weights(distinct, generator(seed)))
-        chains.append(draws.double())
-    length = min(map(len, chains))
-    assert length >= 4, f"a fit has {length} distinct draws"
-    factor = torch.linalg.cholesky(truth.precision)  # L, of L L^T
-    z = (torch.stack([chain[:length] for chain in chains]) - truth.mean) @ factor  # [R, N, 4]
-    pairs = torch.triu_indices(4, 4)
-    products = z[..., pairs[0]] * z[..., pairs[1]]
-    seen = torch.cat([z, products, z.square().mean(-1, keepdim=True)], -1).flatten(0, 1)  # [R * N, 15]
-    expected = torch.cat([torch.zeros(4), (pairs[0] == pairs[1]).float(), torch.ones(1)]).double()
-    sizes = torch.from_numpy(effective_sample_size(seen.unflatten(0, (SEEDS, length)).numpy()))
-    assert sizes.min() >= 60, f"effective sample size {sizes.min():.0f} of {len(seen)} draws: too few to tell"
-    errors = seen.std(0) / sizes.clamp(max=len(seen)).sqrt()
-    away = (seen.mean(0) - expected) / errors
-    names = [f"mean of z{i}" for i in range(4)] + [f"mean of z{i} z{j}" for i, j in pairs.T.tolist()]
-    for name, mean, of, error, far in zip(
-        [*names, "mean of |z|^2 / 4"], seen.mean(0), expected, errors, away, strict=True
-    ):
-        assert far.abs() <= 4.5, f"the {name} is {mean:.3f} with standard error {error:.3f}, not {of:.0f}"
 
 
 @law(*problems.ALL, unfit=(lacking("sequential"),))

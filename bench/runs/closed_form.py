@@ -24,6 +24,7 @@ class Nothing(Method):
 
     settings_class = Settings
     approximates = "nothing: the study computes its numbers in closed form"
+    declares = "none"
 
     def __init__(self, problem: Problem, settings: Any, start: Method | None = None) -> None:
         raise UsageError("METHOD none fits nothing: a task that fits takes a method, see bench list methods")

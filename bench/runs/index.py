@@ -69,6 +69,7 @@ def _made() -> Index:
             "name": name,
             "summary": entry.summary,
             "fixed": dict(entry.fixed) | ({"members": entry.members} if entry.members > 1 else {}),
+            "declares": entry.declares,
             "capabilities": [capability for capability in CAPABILITIES if capability in entry.provides],
         }
         for name, entry in registry.methods().items()

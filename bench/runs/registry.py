@@ -68,6 +68,12 @@ class Entry:
         return capabilities(self.cls.provides, self.members)
 
     @property
+    def declares(self) -> str:
+        """What a method declares of its posterior, out of `bench.contract.STATEMENTS`; empty if nothing."""
+        said = getattr(self.cls, "declares", "")
+        return said if isinstance(said, str) else str(said[0])
+
+    @property
     def summary(self) -> str:
         """First line of the file's documentation."""
         line = (inspect.getmodule(self.cls).__doc__ or self.cls.__doc__ or "").strip().splitlines()[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -38,6 +39,15 @@ def source_hash() -> str:
     return _hash(source_files().items())
 
 
+_DECLARED = re.compile(rb'^    declares = "[^"\n]*"(, \{[^()\n]*\})?\n', re.MULTILINE)
+"""What a method declares of its posterior: one line of literals, which no run reads."""
+
+
 def file_hash(path: Path) -> str:
-    """Hash of one source file."""
-    return _hash([(path.name, path)])
+    """Hash of one source file, without the line of what a method declares of its posterior.
+
+    A method that declares something else is the same program: runs made before it and after it go together.
+    """
+    return hashlib.sha256(
+        f"{path.name}\0".encode() + _DECLARED.sub(b"", path.read_bytes()) + b"\0"
+    ).hexdigest()

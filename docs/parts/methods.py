@@ -12,6 +12,7 @@ import numpy as np
 from parts.evidence import ROOT, Part, table
 
 from bench.contract import CAPABILITIES
+from bench.laws.statements import LAWS, declaration
 from bench.leaderboard.check import codes
 from bench.runs import resolution
 from bench.runs.registry import methods
@@ -49,6 +50,18 @@ def method_sources() -> str:
         able = ", ".join(c for c in CAPABILITIES if c in entry.provides)
         rows.append([f"`{name}`", approximates, able, source])
     return table(["method", "approximates", "capabilities", "source"], rows)
+
+
+def method_statements() -> str:
+    """What each method declares of its posterior, and what the law of that compares."""
+    rows = []
+    for name, entry in methods().items():
+        declared = entry.declares if entry.members == 1 else f"each member: {entry.declares}"
+        law = LAWS.get(entry.declares)
+        checks = (law.__doc__ or "").split("\n\n")[0].replace("\n    ", " ").rstrip(".") if law else "nothing"
+        values = "" if law is None else ", ".join(f"{n} {v}" for n, v in declaration(entry.cls)[1].items())
+        rows.append([f"`{name}`", declared, checks, values])
+    return table(["method", "declares", "what the law of that checks", "under"], rows)
 
 
 def method_costs() -> str:
@@ -184,6 +197,7 @@ def tuning() -> str:
 
 PARTS: dict[str, Part] = {
     "method sources": method_sources,
+    "method statements": method_statements,
     "method costs": method_costs,
     "speed": speed,
     "small fits": small_fits,

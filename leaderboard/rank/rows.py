@@ -13,6 +13,7 @@ from bench.leaderboard.check.facts import command
 from bench.leaderboard.evidence.submission import OURS
 from bench.leaderboard.rank.cells import Candidate, Scored
 from bench.leaderboard.rank.ranking import Place
+from bench.runs import registry
 from bench.spec import Spec
 from bench.text import escaped
 
@@ -36,7 +37,8 @@ class EntryRow(TypedDict, total=False):
     `status` is ranked, not ranked, withdrawn or superseded; `why` says why it is not ranked. An entry of the
     first tie group is `provisional` until maintainers have made a run of it again. `ranks` are the
     first and the last that the data admit. `low` and `high` are None where there is no interval. `metrics`
-    has mean and limits of every metric, `basis` what the interval is of.
+    has mean and limits of every metric, `basis` what the interval is of. `declares` is what is said of the
+    posterior in the method's file, empty if that is not here.
     """
 
     name: str
@@ -56,6 +58,7 @@ class EntryRow(TypedDict, total=False):
     seeds: int
     seconds: float | None
     tuning: str
+    declares: str
     created: str
     seed_matters: bool
     settings: dict[str, Any]
@@ -126,6 +129,7 @@ def row(candidate: Candidate, place: Place, spec: Spec, targets_known: bool = Tr
         seeds=len(candidate.runs),
         seconds=float(np.mean(seconds)) if seconds else None,
         tuning=record.method.tuning if record else "",
+        declares=declared(record.method.name) if record else "",
         created=max((run.record.created for run in candidate.runs if run.record), default=""),
         seed_matters=candidate.seed_matters,
         settings=record.method.settings if record else {},
@@ -133,6 +137,13 @@ def row(candidate: Candidate, place: Place, spec: Spec, targets_known: bool = Tr
         metrics=metrics,
         runs=[_run_row(run, spec) for run in candidate.runs],
     )
+
+
+def declared(name: str) -> str:
+    """What the method of this name declares of its posterior; empty if its file is not here."""
+    known = registry.methods()
+    entry = known[name] if name in known else known.of_pattern(name)
+    return entry.declares if entry else ""
 
 
 def _tier(candidate: Candidate, spec: Spec, targets_known: bool) -> str:

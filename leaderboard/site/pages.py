@@ -103,6 +103,7 @@ class Site:
                 self._rows.setdefault((row["slug"], row["folder"]), {})[task] = row
                 self._by_name[task, row["name"]] = row
         self._links = {name: self.entry(row) for (_, name), row in self._by_name.items()}
+        self._declared = {name: row["declares"] for (_, name), row in self._by_name.items()}
         self._pages = {
             words.pair_page(task, found["first"], found["second"])
             for task, pairs in board.pairs.items()
@@ -130,6 +131,10 @@ class Site:
     def entry_of(self, name: str) -> str:
         """The page of the entry of this name."""
         return self._links[name]
+
+    def declared(self, name: str) -> str:
+        """What the method of the entry of this name declares of its posterior; empty if that is not known."""
+        return self._declared[name]
 
     def records(self, task: str, row: Mapping[str, Any]) -> str:
         """The file with the records of an entry on a task."""

@@ -1,14 +1,10 @@
 """Every discovered method obeys the laws; `pytest tests/conformance -k NAME` checks one method."""
 
-import importlib
-
 import pytest
 
 from bench.laws.methods import LAWS, case_of, cases
 from bench.runs import registry
-from conformance import laws, problems
-
-EXACT = "draws_are_of_the_exact_posterior"
+from conformance import problems
 
 
 def held():
@@ -19,7 +15,7 @@ def held():
     for name, law in LAWS.items():
         tried = set()
         for entry in registry.methods().values():
-            if name == EXACT or law.is_not_for(entry):
+            if law.is_not_for(entry):
                 continue
             for problem, case in cases(entry, law.problems).items():
                 marks = [pytest.mark.slow] if entry.file in tried or law.is_slow else []
@@ -48,14 +44,3 @@ def test_every_method_is_tried(name):
         refusal = case_of(entry, problem).refusal()
         assert refusal is None or ("\n" not in refusal and name.split("_")[0] in refusal)
     assert cases(entry, tuple(problems.PROBLEMS))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [n for n, entry in registry.methods().items() if not LAWS[EXACT].is_not_for(entry)]
-)
-def test_draws_are_of_the_exact_posterior(name):
-    """Mean and covariance are the exact posterior's where it is known; false alarm 1e-4."""
-    entry = registry.method(name)
-    oracle = importlib.import_module(f"oracles.test_{entry.file}")
-    laws.draws_are_of_the_exact_posterior(case_of(entry, "linear", **getattr(oracle, "EXACT", {})))

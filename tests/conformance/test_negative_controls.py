@@ -7,18 +7,15 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import pages
 import pytest
 import torch
 
 from bench import randomness
 from bench.batches import StoredBatches
 from bench.contract import Budget
-from bench.divergence import log_prob
 from bench.engine import checkpoints, predicting
 from bench.engine import engine as engine_file
 from bench.laws.methods import Case
-from bench.methods.linear import Linear
 from bench.methods.map import MAP
 from bench.methods.mc_dropout import MCDropout
 from bench.methods.mfvi import MFVI
@@ -26,9 +23,6 @@ from bench.methods.sgld import SGLD
 from bench.priors import normal_tensor
 from bench.weights import forward
 from conformance import laws, problems
-
-Langevin = pages.module("adding-a-method.md", "methods/langevin.py").Langevin
-"""The sampler of the page, from which the controls of the law of exactness are made."""
 
 
 def likelihood_of(method, batch, noise):
@@ -420,64 +414,6 @@ class SilentHistory(MFVI):
         return out | {"loss": out["loss"] + out["prior_term"]}
 
 
-class NoLangevinNoise(Langevin):
-    """Goes downhill and calls it draws."""
-
-    def langevin_noise(self, like):
-        return torch.zeros_like(like)
-
-
-class HalfLangevinNoise(Langevin):
-    """Half the noise: a quarter of the variance."""
-
-    def langevin_noise(self, like):
-        return super().langevin_noise(like) / 2
-
-
-class WarmChain(Langevin):
-    """Draws at temperature 2."""
-
-    def langevin_noise(self, like):
-        return super().langevin_noise(like) * 2**0.5
-
-
-class PriorTwice(Langevin):
-    """Counts the prior twice."""
-
-    def energy(self, batch):
-        return super().energy(batch) - log_prob(self.prior, self._state()).sum()
-
-
-class PriorTwiceInClosedForm(Linear):
-    """The same in closed form, where nothing is drawn by steps."""
-
-    def make_prior(self, parameters):
-        """N(m, s^2) squared is proportional to N(m, s^2 / 2)."""
-        squared = super().make_prior(parameters).items()
-        return {name: normal_tensor(p.mean, p.stddev / 2**0.5) for name, p in squared}
-
-
-class MeanField(Linear):
-    """Has the right means and variances, and no correlations."""
-
-    def finish_fit(self, loader):
-        super().finish_fit(loader)
-        self.scale_tril.copy_(self.scale_tril.square().sum(-1).sqrt().diag())
-
-
-EXACT = {"step_size": 0.05, "burn_in": 5, "thinning": 15, "kept": 30}
-"""Settings under which Langevin dynamics is near enough to exact on the problem of the law."""
-
-INEXACT = {
-    NoLangevinNoise: "effective sample size|mean of",
-    HalfLangevinNoise: r"the mean of z. z. is 0\.[1-4]",
-    WarmChain: r"the mean of z. z. is [12]\.",
-    PriorTwice: "the mean of z. is",
-    PriorTwiceInClosedForm: "the mean of z. is",
-    MeanField: "the mean of z. z. is",
-}
-"""Methods that do not draw from the posterior, each with what the law says of it."""
-
 BROKEN = [
     (NoNoise, laws.likelihood_term_is_of_the_predictions),
     (DividedDivergence, laws.prior_term_is_the_divergence),
@@ -604,23 +540,6 @@ def test_law_catches_a_stream_that_serves_twice(name, monkeypatch):
     monkeypatch.setattr(randomness, "derive", cheat)
     with pytest.raises(AssertionError, match=r"are distinct|under the same noise"):
         laws.no_stream_serves_twice(broken(MFVI))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("cls", INEXACT, ids=lambda cls: cls.__name__)
-def test_law_catches_draws_of_another_distribution(cls):
-    """No noise, too little, too much, a prior that counts twice: none of them is the exact posterior."""
-    case = Case(cls, EXACT if issubclass(cls, Langevin) else {}, problems.linear())
-    with pytest.raises(AssertionError, match=INEXACT[cls]) as info:
-        laws.draws_are_of_the_exact_posterior(case)
-    assert "200 epochs of 1 batches" in info.value.__notes__[0]
-
-
-@pytest.mark.slow
-def test_sound_langevin_dynamics_draws_from_the_exact_posterior():
-    """The method that the controls above were made of."""
-    case = Case(Langevin, EXACT, problems.linear())
-    laws.draws_are_of_the_exact_posterior(case)
 
 
 @pytest.mark.parametrize("weight", [2, 0])

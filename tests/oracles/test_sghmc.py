@@ -2,17 +2,12 @@
 
 import pytest
 import torch
-from conformance import laws, problems
+from conformance import problems
 from oracles import linear
 from oracles.chains import chain_of, standard_errors_off, stationary
 from torch.testing import assert_close
 
-from bench.contract import Budget
-from bench.laws.methods import Case
 from bench.methods.sghmc import SGHMC
-
-EXACT = {"learning_rate": 0.05, "friction": 0.2, "burn_in": 0.1, "kept": 24}
-"""On the problem of the law of exactness: h = 0.00625, so that discretisation hides within its error."""
 
 
 def at_step(truth, friction):
@@ -58,16 +53,6 @@ def test_draws_have_the_closed_form_covariance():
     chosen = {"learning_rate": at_step(truth, 0.4) * linear.ROWS, "friction": 0.4}
     assert standard_errors_off(SGHMC, truth, closed_form(truth, 0.4), **chosen) < 4.5
     assert standard_errors_off(Noisier, truth, closed_form(truth, 0.4), **chosen) > 10
-
-
-@pytest.mark.slow
-def test_small_steps_draw_from_the_exact_posterior(monkeypatch):
-    """The law of exactness, which the method does not claim: it holds up to the discretisation alone.
-
-    Posed are 800 steps on all eight examples, in one epoch. False alarm: 1e-4, as of the law.
-    """
-    monkeypatch.setattr(laws, "EXACT", Budget(epochs=1, batch_size=8, draws=8 * 800))
-    laws.draws_are_of_the_exact_posterior(Case(SGHMC, EXACT, problems.linear()))
 
 
 def test_two_steps_by_hand():

@@ -4,18 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conformance import laws, problems
+from conformance import problems
 from oracles import linear
 from oracles.chains import chain_of, standard_errors_off, stationary
 from torch.testing import assert_close
 
 from bench.contract import Batch, Budget
 from bench.errors import UsageError
-from bench.laws.methods import Case
 from bench.methods.sgld import SGLD, Settings
-
-EXACT = {"learning_rate": 0.2, "burn_in": 0.1, "kept": 24}
-"""On the problem of the law of exactness: e = 0.05, so that discretisation hides within its error."""
 
 
 def at_step(truth):
@@ -58,16 +54,6 @@ def test_draws_have_the_closed_form_covariance():
     chosen = {"learning_rate": at_step(truth) * linear.ROWS / 2}
     assert standard_errors_off(SGLD, truth, closed_form(truth), **chosen) < 4.5
     assert standard_errors_off(Noisier, truth, closed_form(truth), **chosen) > 10
-
-
-@pytest.mark.slow
-def test_small_steps_draw_from_the_exact_posterior(monkeypatch):
-    """The law of exactness, which the method does not claim: it holds up to the discretisation alone.
-
-    Posed are 800 steps on all eight examples, in one epoch. False alarm: 1e-4, as of the law.
-    """
-    monkeypatch.setattr(laws, "EXACT", Budget(epochs=1, batch_size=8, draws=8 * 800))
-    laws.draws_are_of_the_exact_posterior(Case(SGLD, EXACT, problems.linear()))
 
 
 def test_batches_are_unbiased():

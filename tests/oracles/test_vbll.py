@@ -20,8 +20,6 @@ from bench.errors import UsageError
 from bench.methods.vbll import VBLL, Settings, expected_log_prob
 from bench.weights import forward, ravel
 
-EXACT = {"learning_rate": 0.1, "initial_rho": 0.0}
-"""Settings that suit the problem of the law of exactness."""
 COVARIANCES = ["dense", "diagonal"]
 
 
