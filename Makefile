@@ -1,4 +1,4 @@
-# make demo | test | test-fast | test-ddp | lint | site | clean
+# make demo | test | test-fast | test-ddp | test-mutants | lint | site | clean
 # Another interpreter: make test PYTHON=python3.12. More options for pytest: make test ARGS='-k radial -x'.
 
 PYTHON ?= python3
@@ -8,11 +8,11 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 # A process per core, of one thread; each file's tests are in one of them, since they share runs.
 PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
-test test-fast test-ddp: export OMP_NUM_THREADS := 1
+test test-fast test-ddp test-mutants: export OMP_NUM_THREADS := 1
 # Tests start many processes: each would compile every source again.
-test test-fast test-ddp: export PYTHONDONTWRITEBYTECODE :=
+test test-fast test-ddp test-mutants: export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-fast test-ddp lint site clean
+.PHONY: help demo test test-fast test-ddp test-mutants lint site clean
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 
@@ -21,6 +21,7 @@ help:
 	@echo 'make test       every test, with coverage of at least 90 %'
 	@echo 'make test-fast  every law once on every method, in under five minutes on two cores'
 	@echo 'make test-ddp   every method on every task in two and in three processes, beside one (40 minutes on two cores)'
+	@echo 'make test-mutants every planted fault of the science by itself: each must be seen by a test (ten minutes of processor time)'
 	@echo 'make lint       ruff, mypy, and the modules of the wheel'
 	@echo 'make site       the documentation with the board, in website/index.html (no network)'
 	@echo 'make clean      remove everything that make made, $(VENV) too'
@@ -36,6 +37,10 @@ test-fast: $(VENV)/.installed
 
 test-ddp: $(VENV)/.installed
 	BENCH_TEST_DDP=1 $(BIN)/python -m pytest tests/test_ddp.py $(ARGS)
+
+# A line as each fault ends, and what survived once more at the end; ARGS='-k laplace' takes those of that name.
+test-mutants: $(VENV)/.installed
+	$(BIN)/python -m pytest -n auto --dist worksteal -v -p no:cacheprovider tests/mutants/every_fault.py $(ARGS)
 
 # mypy reads the sources: links in bench/ lead to the packages that lie in folders of their own. The wheel has
 # to hold the same modules, of which only the list in pyproject.toml makes sure.

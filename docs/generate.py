@@ -23,6 +23,7 @@ from parts import (
     geometry,
     methods,
     mixtures,
+    mutants,
     results,
     retinopathy,
     singular,
@@ -36,7 +37,7 @@ from bench.runs import measures
 DRAWING = (active, continual, fidelity, geometry, mixtures, results, retinopathy, singular, training)
 PARTS = {
     name: part
-    for module in (*DRAWING, expectations, findings, methods)
+    for module in (*DRAWING, expectations, findings, methods, mutants)
     for name, part in module.PARTS.items()
 }
 

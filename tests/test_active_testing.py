@@ -157,6 +157,9 @@ def test_estimates_are_those_of_the_estimators_on_the_drawn_points():
             np.testing.assert_allclose(found.estimates[name]["plain"][:, k], losses.mean(1))
             np.testing.assert_allclose(found.estimates[name]["pure"][:, k], risk.pure(losses, own, 8))
             np.testing.assert_allclose(found.estimates[name]["lure"][:, k], risk.lure(losses, own, 8))
+        # What overestimates the risk has a bias below 0, as in the source's Fig. 5.8.
+        for e, estimates in found.estimates[name].items():
+            np.testing.assert_allclose(estimates + found.bias(name, e), LOSSES.mean())
 
 
 def test_pure_and_lure_are_unbiased_and_the_plain_mean_is_not():

@@ -36,6 +36,13 @@ def test_calibration_error_is_that_of_torchmetrics(seed):
     assert calibration.measured(log_probs, labels)["ece"] == pytest.approx(float(expected), abs=1e-6)
 
 
+def test_a_confidence_on_an_edge_belongs_to_the_bin_below():
+    """Bins are (a, b], as Guo et al. 2017 write them: 1/3 shares its bin with 0.3, of 15, by hand."""
+    confidence, right = np.array([0.3, np.linspace(0, 1, calibration.BINS + 1)[5]]), np.array([True, False])
+    expected = abs(confidence.mean() - 0.5)
+    assert calibration.calibration_error(confidence, right, adaptive=False) == pytest.approx(expected)
+
+
 def test_adaptive_bins_hold_as_many_examples():
     """Against the sorted examples cut into pieces; equal confidences share a bin."""
     log_probs, labels = predictions(number=40 * calibration.BINS)
@@ -137,9 +144,12 @@ def coverages(number, threshold, resplits=200):
     return np.array(found)
 
 
-@pytest.mark.parametrize("number", [19, 100, 206])
+@pytest.mark.parametrize("number", [14, 19, 100, 206])
 def test_coverage_over_resplits_is_the_exact_one(number):
-    """ceil((n + 1) 0.9) / (n + 1), within 4 standard errors: false alarms in 6e-5 of all seeds."""
+    """ceil((n + 1) 0.9) / (n + 1), within 4 standard errors: false alarms in 6e-5 of all seeds.
+
+    Of 14 examples the rank without the example to come is another one, and so far off that it is seen.
+    """
     found = coverages(number, calibration.threshold)
     exact = math.ceil((number + 1) * 0.9) / (number + 1)
     assert abs(found.mean() - exact) < 4 * found.std(ddof=1) / len(found) ** 0.5

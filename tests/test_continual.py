@@ -69,6 +69,12 @@ def test_measures_of_a_triangle_by_hand():
     }
 
 
+def test_a_step_that_is_known_best_at_last_counts_against_forgetting():
+    """By hand: 0.25 gained on the first step, 0.5 lost on the second."""
+    matrix = np.array([[0.5, np.nan, np.nan], [0.25, 1.0, np.nan], [0.75, 0.5, 1.0]])
+    assert continual.scores(matrix, [0.0])["forgetting"] == (-0.25 + 0.5) / 2
+
+
 def test_forward_transfer_is_of_the_step_before():
     """A[1, 2] and A[2, 3] less chance; nothing else, such as what is known two steps ahead."""
     matrix = np.array([[0.5, 0.9, 0.1], [0.75, 1.0, 0.7], [0.25, 0.5, 0.75]])

@@ -20,6 +20,7 @@ from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
 from bench.runs import registry
 from bench.runs.records import read_record
+from bench.weights import ravel
 
 BUDGET = Budget(epochs=2, batch_size=8)
 
@@ -77,6 +78,15 @@ def test_density_and_moments_are_those_of_the_mixture():
         second = torch.stack([p[1][name] + p[0][name].square() for p in parts]).mean(0)
         assert_close(mean[name], first)
         assert_close(variance[name], second - first.square(), rtol=1e-3, atol=1e-6)
+
+
+def test_draws_of_the_weights_come_from_all_members_alike():
+    """Of 3,000 draws each is nearest to its member's mean: a third of each. False alarm: 3 x 6e-7."""
+    fitted = case().fit()
+    draws = ravel(fitted.sample_weights(3000, laws.generator()))
+    means = torch.cat([ravel({n: w[None] for n, w in m.moments()[0].items()}) for m in fitted.members])
+    counts = torch.cdist(draws, means).argmin(1).bincount(minlength=3)
+    assert ((counts - 1000).abs() < 5 * (3000 * 2 / 9) ** 0.5).all()
 
 
 def test_every_member_goes_on_from_its_own_posterior():

@@ -293,6 +293,8 @@ def test_noise_of_diabetes_is_the_residual_of_least_squares():
     targets = part.targets.double().numpy()[:, 0]
     residual = targets - inputs @ np.linalg.lstsq(inputs, targets, rcond=None)[0]
     assert POSED["diabetes"].noise == pytest.approx(residual.std() * part.scale, rel=0.02)
+    # What is posed is in the unit of standardised targets.
+    assert make("diabetes").problem().likelihood.log_sigma.exp() == pytest.approx(residual.std(), rel=0.02)
 
 
 def test_one_fit_and_predictions_at_the_test_inputs():
@@ -305,6 +307,18 @@ def test_one_fit_and_predictions_at_the_test_inputs():
     assert (problem.num_train, budget.epochs, budget.batch_size) == (150, 7, 50)
     assert arrays["draws"].shape == (80, 300)
     assert arrays["draws"].dtype == np.float32
+
+
+def test_every_member_of_an_ensemble_keeps_its_share():
+    """Of three times 80 draws, which tell their member, 80 are kept: a third of each member's, to one."""
+    recorder = Recorder()
+    recorder.predict = lambda method, inputs, num_samples: Gaussian(
+        torch.arange(3).repeat_interleave(num_samples)[:, None, None].expand(-1, len(inputs), 1).float(),
+        torch.full((3 * num_samples, len(inputs), 1), 0.16),
+    )
+    draws = make("toy", epochs=7).run(recorder)["draws"]
+    assert draws.shape == (80, 300)
+    assert np.unique(draws[:, 0], return_counts=True)[1] == pytest.approx([27, 26, 27], abs=1)
 
 
 def test_without_reference_the_distances_say_why(no_reference):

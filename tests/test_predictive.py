@@ -41,6 +41,13 @@ def test_quantiles_are_those_of_an_independent_solver():
         )
 
 
+def test_an_interval_leaves_out_as_much_on_both_sides():
+    """5% of the mixture below it and above it, by the normals of scipy."""
+    mean, sigma = mixtures(20, 7)
+    for end, share in zip(Numbers(mean, sigma).interval(0.9), (0.05, 0.95), strict=True):
+        np.testing.assert_allclose(stats.norm.cdf(end, mean, sigma).mean(0), share, rtol=1e-10)
+
+
 @given(
     st.lists(st.tuples(st.floats(-1e4, 1e4), st.floats(-4, 4)), min_size=1, max_size=5),
     st.sampled_from(PROBABILITIES),
@@ -114,6 +121,7 @@ def test_the_parts_of_a_variance_add_up_to_that_of_the_mixture():
     dist = Numbers(mean, sigma)
     second = (mean**2 + sigma**2).mean(0)
     np.testing.assert_allclose(dist.aleatoric + dist.epistemic, second - mean.mean(0) ** 2)
+    np.testing.assert_allclose(dist.variance, second - mean.mean(0) ** 2)
     np.testing.assert_allclose(Numbers(mean[:1], sigma[:1]).epistemic, 0)
     drawn = dist.sample(20_000)
     assert drawn.shape == (20_000, 5)

@@ -44,6 +44,20 @@ def test_as_many_fits_as_weightings_elsewhere(cls, settings, members):
     assert own.predict(method, inputs, 3).mean.shape == (4 * samples, len(inputs), 2)
 
 
+def test_fits_made_one_by_one_have_their_weights():
+    """Of `linear`, whose posteriors are exact: two members each, beside one fit that takes all weightings."""
+    weights = torch.rand(3, problems.TRAIN, generator=torch.Generator().manual_seed(1))
+    weights[weights < 0.2] = 0
+    (at_once,), each = (
+        engine(members=members).fit_weighted(problems.linear(), weights, Budget(1)).fits for members in (1, 2)
+    )
+    assert len(each) == 3
+    for mean, ensemble in zip(at_once.mean, each, strict=True):
+        for member in ensemble.members:
+            torch.testing.assert_close(member.mean, mean, rtol=1e-5, atol=1e-6)
+    assert (at_once.mean[0] - at_once.mean[1]).abs().max() > 0.01
+
+
 def test_weights_of_the_data_are_multiplied():
     problem = problems.linear()
     rows = torch.arange(problems.TRAIN)

@@ -127,6 +127,15 @@ def test_gaussian_log_prob_with_noise_per_example():
     assert not list(likelihood.parameters())
 
 
+def test_gaussian_prediction_is_scored_under_the_noise_that_a_target_brings():
+    """The equal mixture of the samples' functions, each with the target's own noise, against scipy."""
+    outputs, values = random(3, 4, 2), random(4, 2, seed=1)
+    sigma = random(4, 2, seed=2).abs() + 0.1
+    actual = likelihoods.Gaussian("per_example").predict(outputs).log_score(torch.stack([values, sigma], -1))
+    densities = scipy.stats.norm.pdf(values.numpy(), outputs.numpy(), sigma.numpy()).prod(-1)
+    assert_close(actual, torch.from_numpy(np.log(densities.mean(0))))
+
+
 @pytest.mark.parametrize("sigma", [0.35, "learned"])
 def test_gaussian_prediction_is_the_mixture_over_the_samples(sigma):
     """Score, mean and variance of the equal mixture, against scipy."""

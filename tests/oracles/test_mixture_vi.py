@@ -315,6 +315,20 @@ def test_density_and_moments():
     assert_close(actual[1].numpy(), mean_square - mean**2)
 
 
+def test_draws_come_from_each_component_as_often_as_its_weight():
+    """Means of 4,000 draws of each weight, in standard errors; under equal weights they are far off.
+
+    False alarm: 5 standard errors, 6e-7 for each of four weights.
+    """
+    method = method_of(components=3)
+    weights, means, _ = components(method)
+    drawn = method.sample_weights(4000, generator(8))
+    draws = torch.cat([w.flatten(1) for w in drawn.values()], 1).double().numpy()
+    error = draws.std(0) / len(draws) ** 0.5
+    assert (np.abs(draws.mean(0) - weights @ means) < 5 * error).all()
+    assert (np.abs(draws.mean(0) - means.mean(0)) > 10 * error).any()
+
+
 def test_posterior_is_the_next_prior():
     """Frozen, it is the mixture; the second fit starts there and pays nothing, and keeps what was found."""
     first = method_of(components=2)

@@ -253,7 +253,9 @@ def test_trained_layers_keep_the_bound(problem, shapes):
     method, norms = trained(0.7)
     assert max(norms) <= 0.7 * 1.01
     assert max(norms) == pytest.approx(method.diagnostics()["largest_norm"], rel=1e-4)
-    assert min(trained(100.0)[1]) > 0.9  # negative control: without the bound
+    free = trained(100.0)[1]
+    assert min(free) > 0.9  # negative control: without the bound
+    assert max(free) < 50  # and no layer is scaled up to one that is far
 
 
 def test_a_layer_of_zeros_is_left_alone():

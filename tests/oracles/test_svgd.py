@@ -124,4 +124,6 @@ def test_predictions_are_of_the_particles():
     name = next(iter(draws))
     drawn = method.sample_weights(6, generator)[name].flatten(1)
     assert len(drawn[:5].unique(dim=0)) == len(drawn.unique(dim=0)) == 5
-    assert_close(method.moments()[0][name], draws[name].mean(0))
+    mean, variance = (moments[name] for moments in method.moments())
+    assert_close(mean, draws[name].mean(0))
+    assert_close(variance, (draws[name] - mean).square().mean(0))  # of five predictions that count alike
