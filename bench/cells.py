@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import math
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date, datetime, time
@@ -303,6 +304,15 @@ def moment(value: Any, form: str) -> datetime | None:
     raise ValueError(f"must be a date ({form}), not '{one_line(written)[:40]}'")
 
 
+_ZONE = re.compile(r"\d:\d\d.*?(Z|[+-]\d\d(:?\d\d)?)$")
+
+
+def zone(value: str) -> str:
+    """The offset from UTC that a text with a time of day ends in, as +02:00 or Z; empty if it has none."""
+    found = _ZONE.search(value)
+    return found[1] if found else ""
+
+
 def boolean(value: str) -> str:
     """A text that is true or false, as pandas reads them, in small letters; any other as it is."""
     return value.lower() if value.lower() in _WORDS else value
@@ -318,8 +328,8 @@ def among(categories: Sequence[str | None]) -> Callable[[Any], str | None]:
     """What finds the category that a cell means.
 
     A text is the category that is written so. Where there is none, and for a cell with a type, it is the one
-    category that means the same: true, True and 1; 1, 1.0 and 01; 2024-03-01 and its midnight. A cell that
-    means none is none of them.
+    category that means the same: true, True and 1; 1, 1.0 and 01; 2024-03-01 and its midnight; an accented
+    letter as one character and as two. A cell that means none is none of them.
 
     Args:
         categories: Texts, each once; None is missing.
@@ -377,7 +387,7 @@ def _meaning(value: Plain) -> tuple[str, Any]:
 def _written(value: str) -> str:
     """A text as one of those that mean the same would have it."""
     moment = _moment(value)
-    return whole(value) or (boolean(value) if moment is None else str(moment))
+    return whole(value) or (unicodedata.normalize("NFC", boolean(value)) if moment is None else str(moment))
 
 
 def _moment(value: str) -> datetime | None:

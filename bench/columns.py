@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -27,13 +28,14 @@ FEWEST_GOOD = 0.95
 """Share of numbers in a column from which on its other cells are mistakes."""
 
 _INFINITY = re.compile(r"[+-]?inf(inity)?", re.IGNORECASE)
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}([.,])\d{3}(\1\d{3})*")
 _DATE = re.compile(r"\d{1,4}([-/.])\d{1,2}\1\d{1,4}([ T].*)?")
 
 Values = Sequence[float | None] | Sequence[str | None] | Sequence[datetime | None]
 """Of a column, row after row; None is missing."""
 Decimal = Literal[".", ","]
 """The mark in numbers that are written as text."""
-Wish = Literal["category", "date", "name", "time"]
+Wish = Literal["category", "date", "name", "text", "time"]
 """What a user says that a column is of; names may all be different, and times are numbers or dates."""
 
 
@@ -47,6 +49,7 @@ class Column(NamedTuple):
         texts: As they are written, row after row; None is missing.
         form: How dates are written (`bench.cells.DATES`); None of any other column.
         decimal: The mark in its numbers.
+        is_text: Whether it is of texts that an encoder reads (`bench.bert`).
     """
 
     name: str
@@ -55,6 +58,7 @@ class Column(NamedTuple):
     texts: Sequence[str | None]
     form: str | None = None
     decimal: Decimal = "."
+    is_text: bool = False
 
 
 class _Faulty(ValueError):
@@ -129,8 +133,8 @@ def column(name: str, given: Iterable[Any], wish: Wish | None = None, decimal: D
     rows = [row for row, value in enumerate(values) if value is not None]
     if not rows:
         raise _Faulty("is empty: --task.drop {name} leaves it out")
-    if wish == "name":
-        return Column(name, False, values, values)
+    if wish in ("name", "text"):
+        return Column(name, False, values, values, is_text=wish == "text")
     if wish == "date":
         return _dates(name, values, rows)
     if wish == "category":
@@ -173,6 +177,13 @@ def _must_be_categories(
     present = [values[row] or "" for row in rows]
     other_mark = "," if decimal == "." else "."
     marked = [row for row in others if cells.NUMBERS[other_mark].fullmatch(values[row] or "")]
+    if all(_THOUSANDS.fullmatch(values[row] or "") for row in others):
+        raise _Faulty(
+            "holds {cells}, which may be thousands or decimals: write thousands without a mark; "
+            "--task.categorical {name} takes them as texts"
+            + ("; --task.decimal , reads decimal commas" if decimal == "." else ""),
+            others,
+        )
     if len(marked) == len(others):
         told = (
             "a decimal comma, as in {cells}: --task.decimal , reads them"
@@ -196,7 +207,8 @@ def _must_be_categories(
     if different > MOST_CATEGORIES or 2 * different > len(present):
         raise _Faulty(
             f"holds {different} different texts in {len(present)} rows, such as {{cells}}: free text cannot "
-            "be encoded; --task.drop {name} leaves it out, --task.categorical {name} takes it as categories",
+            "be encoded; --task.drop {name} leaves it out, --task.categorical {name} takes it as categories, "
+            "--task.text {name} has it read by an encoder",
             rows,
         )
 
@@ -233,13 +245,13 @@ def _read_as(form: str, values: Sequence[str | None]) -> list[datetime | None]:
 # ------------------------------------------------------------------------------------------- names, remarks
 
 
-def named(given: Mapping[str, str | None], known: Collection[str], path: Path) -> dict[str, list[str]]:
+def named(given: Mapping[str, str | None], known: Collection[str], path: Path | str) -> dict[str, list[str]]:
     """The columns that flags name: one, or several with commas between them.
 
     Args:
         given: What each flag was given.
         known: The file's columns.
-        path: Of the file.
+        path: Of the file, or what rows in memory are called.
 
     Raises:
         UsageError: If the file has no such column, or two flags name one, other than dates that are the time
@@ -264,8 +276,8 @@ def named(given: Mapping[str, str | None], known: Collection[str], path: Path) -
     return found
 
 
-def remarks(columns: Iterable[Column], target: Column, labels: Sequence[str] | None) -> list[str]:
-    """Sentences on columns that tell the target itself, or number the rows.
+def remarks(columns: Sequence[Column], target: Column, labels: Sequence[str] | None) -> list[str]:
+    """Sentences on columns that tell the target itself, number the rows, or have texts that look alike.
 
     Args:
         columns: The inputs.
@@ -284,7 +296,26 @@ def remarks(columns: Iterable[Column], target: Column, labels: Sequence[str] | N
         ("the target in other words, so that nothing else is learned", equal),
         ("a number of the row, which new rows continue", numbering),
     ]
-    return [f"{what}: {', '.join(found)} (--task.drop leaves out)" for what, found in said if found]
+    found = [f"{what}: {', '.join(found)} (--task.drop leaves out)" for what, found in said if found]
+    texts = [each for each in columns if not each.is_number and each.form is None and not each.is_text]
+    alike = {each.name: _alike(value for value in each.values if value is not None) for each in texts}
+    alike |= {} if labels is None else {target.name: _alike(labels)}
+    pairs = [f"{one_line(name)} ({' and '.join(two)})" for name, two in alike.items() if two]
+    if pairs:
+        what = "texts that differ in capitals, blanks or hidden characters alone, and are taken for two"
+        found.append(f"{what}: {', '.join(pairs)}")
+    return found
+
+
+def _alike(texts: Iterable[Any]) -> list[str]:
+    """The first two different texts that a reader may take for one; empty where there are none."""
+    first: dict[str, str] = {}
+    for value in dict.fromkeys(map(str, texts)):
+        seen = "".join(c for c in unicodedata.normalize("NFKC", value) if unicodedata.category(c) != "Cf")
+        other = first.setdefault(" ".join(seen.casefold().split()), value)
+        if other != value:
+            return [ascii(other)[:42], ascii(value)[:42]]
+    return []
 
 
 def _tells(column: Column, target: Column, labels: Sequence[str] | None) -> bool:

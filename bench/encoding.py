@@ -4,8 +4,9 @@ Numbers become standardised; a missing one is the median of the training rows, a
 was missing. Every category that the training rows have becomes an input that is 0 or 1, "missing" among them
 if it occurs there. Of more than `MOST_CATEGORIES` each becomes the mean target of its training rows, shrunk
 to that of all (Micci-Barreca 2001, "A preprocessing scheme for high-cardinality categorical attributes").
-Dates become year, time of the year, of the week and of the day. All is what scikit-learn's transformers learn
-from the training rows alone, and kept as JSON: `Encoder` applies it without scikit-learn.
+Dates become year, time of the year, of the week and of the day. Texts become the vectors of an encoder that
+lies in a folder (`bench.bert`). All else is what scikit-learn's transformers learn from the training rows
+alone, and kept as JSON: `Encoder` applies it without scikit-learn.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, time
 from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -225,6 +227,62 @@ class Dates(_Model):
         return [cells.moment(cell, self.form) for cell in given]
 
 
+class Texts(_Model):
+    """A column of texts: the vector that an encoder gives each (`bench.bert`), every number standardised.
+
+    A missing text is the mean of those of the training rows, zeros.
+
+    Attributes:
+        name: Of the column.
+        kind: text.
+        folder: Where the encoder lies.
+        digest: Of the encoder.
+        mean: Of each number of the vectors over the training rows.
+        scale: Their standard deviations, 1 of one that never changes.
+    """
+
+    name: str
+    kind: Literal["text"] = "text"
+    folder: str
+    digest: str
+    mean: list[float] = Field(min_length=1)
+    scale: list[Annotated[float, Field(gt=0)]] = Field(min_length=1)
+
+    @property
+    def width(self) -> int:
+        """Inputs."""
+        return len(self.mean)
+
+    def encode(self, values: Values) -> np.ndarray:
+        """Inputs `[N, width]`.
+
+        Raises:
+            UsageError: If the folder holds no encoder, or another one; one line.
+        """
+        from bench import bert  # here, since it imports torch
+
+        reader = bert.opened(self.folder)
+        if reader.digest != self.digest:
+            raise UsageError(
+                f"encoder of texts: {self.folder} holds another than the one with which the column "
+                f"'{one_line(self.name)}' was trained on"
+            )
+        rows = [row for row, value in enumerate(values) if value is not None]
+        encoded = np.zeros((len(values), self.width))
+        if rows:
+            vectors = reader.vectors([str(values[row]) for row in rows])
+            encoded[rows] = (vectors - np.array(self.mean)) / self.scale
+        return encoded
+
+    def parsed(self, given: Iterable[Any]) -> list[str | None]:
+        """Cells as texts.
+
+        Raises:
+            ValueError: If one holds several values; says of what type it is.
+        """
+        return [cells.text(cell) for cell in given]
+
+
 def _years(dates: np.ndarray) -> np.ndarray:
     """The years of dates, NaN where one is missing."""
     years = dates.astype("datetime64[Y]").astype(np.int64) + 1970.0
@@ -266,7 +324,7 @@ class Target(_Model):
             )
 
 
-Learned = Annotated[Numbers | Categories | ManyCategories | Dates, Field(discriminator="kind")]
+Learned = Annotated[Numbers | Categories | ManyCategories | Dates | Texts, Field(discriminator="kind")]
 """What training rows teach of a column."""
 
 
@@ -289,6 +347,21 @@ class Encoder(_Model):
     def names(self) -> list[str]:
         """The column of each input, `[D]`."""
         return [c.name for c in self.columns for _ in range(c.width)]
+
+    @property
+    def of_texts(self) -> np.ndarray:
+        """Which inputs come from texts, `[D]`."""
+        return np.repeat([isinstance(c, Texts) for c in self.columns], [c.width for c in self.columns])
+
+    @property
+    def content(self) -> str:
+        """What training rows teach, as JSON, the same on every machine.
+
+        Of texts it is which encoder reads them: not where it lies, nor its numbers, whose last bits differ.
+        """
+        of_texts = [i for i, c in enumerate(self.columns) if isinstance(c, Texts)]
+        left_out: Any = {"columns": {i: {"folder", "mean", "scale"} for i in of_texts}}
+        return self.model_dump_json(exclude=left_out if of_texts else None)
 
     def encode(self, values: Mapping[str, Values]) -> np.ndarray:
         """Inputs `[N, D]`, column after column, in float64."""
@@ -321,7 +394,12 @@ class Encoder(_Model):
 
 
 def fit(
-    columns: Sequence[Column], target: Column, kind: Kind, rows: np.ndarray, weights: np.ndarray | None = None
+    columns: Sequence[Column],
+    target: Column,
+    kind: Kind,
+    rows: np.ndarray,
+    weights: np.ndarray | None = None,
+    text_encoder: str = "",
 ) -> Encoder:
     """What scikit-learn's transformers learn from these rows, and from no others.
 
@@ -332,6 +410,7 @@ def fit(
         rows: Numbers of the training rows `[N]`.
         weights: Of these rows, above 0, `[N]`: of a weight of 2 the row counts twice, in medians, means and
             scales. None is 1 each.
+        text_encoder: Folder of what reads columns of texts, if there are some.
 
     Raises:
         UsageError: If the rows have no value of a column, one value of the target, or numbers of more digits
@@ -343,7 +422,9 @@ def fit(
     learned: list[Learned] = []
     for c in columns:
         values = [c.values[row] for row in rows]
-        if c.is_number:
+        if c.is_text:
+            learned.append(_learned_texts(c, values, weights, text_encoder))
+        elif c.is_number:
             learned.append(_learned_numbers(c, values, weights))
         elif c.form is not None:
             learned.append(_learned_dates(c, values, weights))
@@ -514,6 +595,26 @@ def _learned_numbers(column: Column, values: list[Any], weights: np.ndarray | No
     return learned
 
 
+def _learned_texts(column: Column, values: list[Any], weights: np.ndarray | None, folder: str) -> Texts:
+    from bench import bert  # here, since it imports torch
+
+    reader = bert.opened(folder)
+    present = np.array([value is not None for value in values])
+    if not present.any():
+        raise UsageError(f"column '{one_line(column.name)}' is empty in all training rows: take it out")
+    vectors = reader.vectors([value for value in values if value is not None]).astype(np.float64)
+    of_rows = None if weights is None else weights[present]
+    mean = np.average(vectors, 0, of_rows)
+    scale = np.sqrt(np.average((vectors - mean) ** 2, 0, of_rows))
+    return Texts(
+        name=column.name,
+        folder=str(Path(folder).resolve()),
+        digest=reader.digest,
+        mean=mean.tolist(),
+        scale=np.where(scale > 1e-6, scale, 1.0).tolist(),
+    )
+
+
 def _target(target: Column, kind: Kind, rows: np.ndarray, weights: np.ndarray | None) -> Target:
     if kind == "classification":
         names = identities(target)
@@ -594,12 +695,17 @@ def merged(encoder: Encoder, columns: Sequence[Column], rows: np.ndarray) -> lis
 def identities(target: Column) -> list[str]:
     """The name of the class of each row, `[N]`, of a target without missing values.
 
-    Of a column of whole numbers a class is its integer, whatever its size (1 and 1.0 are one class); of any
-    other it is its exact text, so that 7 and 007 are two.
+    Of a column of whole numbers a class is its integer, whatever its size (1 and 1.0 are one class); of one
+    that says true and false in several spellings it is true or false; of any other it is its exact text, so
+    that 7 and 007 are two.
     """
     texts = [value for value in target.texts if value is not None]
     integers = [integer for value in texts if (integer := cells.whole(value)) is not None]
-    return integers if len(integers) == len(texts) else texts
+    if len(integers) == len(texts):
+        return integers
+    small = {value.lower() for value in texts}
+    is_boolean = small <= {"true", "false"} and len(set(texts)) > len(small)
+    return [value.lower() for value in texts] if is_boolean else texts
 
 
 def classes(names: Iterable[str]) -> list[str]:
@@ -631,6 +737,7 @@ def sentences(encoder: Encoder, columns: Sequence[Column], rows: np.ndarray) -> 
         "categories, an input each": (categories := []),
         "categories, by the mean target of their training rows, without the row's own": (many := []),
         "dates: the year, standardised; day of the year and of the week as sine and cosine": (dates := []),
+        "texts, as vectors of an encoder": (texts := []),
         "the same in every training row, which teaches nothing, and not looked at": (constant := []),
     }
     for c, column in zip(encoder.columns, columns, strict=True):
@@ -638,6 +745,8 @@ def sentences(encoder: Encoder, columns: Sequence[Column], rows: np.ndarray) -> 
         name = one_line(c.name)
         if len({column.values[row] for row in rows}) == 1:
             constant.append(name)
+        elif isinstance(c, Texts):
+            texts.append(f"{name} ({c.width} inputs{f', {lacking} missing' if lacking else ''})")
         elif isinstance(c, Categories):
             some = ", ".join("missing" if k is None else one_line(k) for k in c.categories[:6])
             more = f" and {len(c.categories) - 6} more" if len(c.categories) > 6 else ""

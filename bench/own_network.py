@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import traceback
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from torch.nn.parameter import is_lazy
 from bench.errors import UsageError
 from bench.networks import Dropout
 from bench.system import opening
+from bench.text import one_line
 
 imported: dict[str, Callable[..., nn.Module]] = {}
 """Factories by the name `package.module:factory`; `bench.runs.registry.import_own` alone fills it."""
@@ -82,7 +85,7 @@ def network(
             f"the network '{name}' is not part of this suite: bench.load(run, imports=('{name}',)) runs its "
             "code, if you trust it"
         )
-    with opening.noted(opened.setdefault(name, set())):
+    with opening.noted(opened.setdefault(name, set())), told(name):
         made = imported[name](inputs, outputs)
     if not isinstance(made, nn.Module):
         raise UsageError(f"--task.network {name}: must return a torch.nn.Module, not {type(made).__name__}")
@@ -91,6 +94,7 @@ def network(
             f"--task.network {name}: {lazy[0]} has no shape until the network is called: give its layer one, "
             "as nn.Linear(inputs, outputs) in place of nn.LazyLinear(outputs)"
         )
+    _must_be_plain(made, name)
     instead: dict[nn.Module, nn.Module] = {}  # a layer that is used twice stays one
     found = 0
     for parent in list(made.modules()):
@@ -115,6 +119,45 @@ def network(
     if next(made.parameters(), None) is None:
         raise UsageError(f"--task.network {name}: has no weights to infer")
     return made
+
+
+@contextmanager
+def told(name: str) -> Iterator[None]:
+    """Tells an error that the code of a network raises in one line, with the place in the user's file.
+
+    Raises:
+        UsageError: In place of any other error.
+    """
+    try:
+        yield
+    except UsageError:
+        raise
+    except Exception as error:  # whatever the user's code raises
+        file = source(name)
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == str(file)]
+        where = f" ({file.name}, line {lines[-1]})" if file and lines else ""
+        said = one_line(error)[:200]
+        raise UsageError(f"--task.network {name}: {type(error).__name__}: {said}{where}") from error
+
+
+def _must_be_plain(made: nn.Module, name: str) -> None:
+    """Refuses weights that the suite does not compute with: not float32, sparse, without memory.
+
+    Raises:
+        UsageError: One line that names the first.
+    """
+    for path, weight in made.named_parameters():
+        if not weight.requires_grad:
+            continue
+        if weight.is_meta:
+            raise UsageError(f"--task.network {name}: {path} lies on the device meta and has no numbers")
+        if weight.layout is not torch.strided:
+            raise UsageError(f"--task.network {name}: {path} is {weight.layout}: make it dense")
+        if weight.dtype != torch.float32:
+            raise UsageError(
+                f"--task.network {name}: {path} is {weight.dtype}, and torch.float32 is computed with: end "
+                "the factory with .float()"
+            )
 
 
 def _freeze(made: nn.Module, all_but_last: bool, name: str) -> None:

@@ -23,7 +23,7 @@ Shapes: S weight samples, B rows, C classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -149,6 +149,39 @@ class Posterior:
         self.method = members[0] if len(members) == 1 else Ensemble(members)
 
 
+def _must_not_be_masked(values: Any, name: str) -> None:
+    """Refuses a masked array, whose mask numpy drops on the way to a plain one; one line."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise Refused(
+            f"{name} is a masked array, of which scikit-learn drops the mask: "
+            f"{name}.astype(float).filled(np.nan) has missing values in its place"
+        )
+
+
+_NOT_HERE = {
+    "file": "the rows are X",
+    "target": "the target is y",
+    "kind": "the class of the estimator says it",
+    "split_column": "fit takes the rows to train on",
+    "test_samples": "num_samples says it",
+}
+"""Settings of `own_table` that an estimator does not take, and why."""
+
+
+def _further(given: Mapping[str, Any] | None, parameters: Collection[str]) -> dict[str, Any]:
+    """The settings of `own_table` beside the estimator's own parameters.
+
+    Raises:
+        UsageError: If one cannot be among them; one line.
+    """
+    for name in given or {}:
+        if name in parameters:
+            raise UsageError(f"task_settings: {name} is a parameter of the estimator itself: {name}=...")
+        if name in _NOT_HERE:
+            raise UsageError(f"task_settings: {name} has no meaning here: {_NOT_HERE[name]}")
+    return dict(given or {})
+
+
 def _task(settings: Mapping[str, Any]) -> Any:
     """The task `own_table` with these settings."""
     from bench.runs import registry
@@ -164,6 +197,8 @@ class _Estimator(BaseEstimator):
     _kind: encoding.Kind
     _of_task: tuple[str, ...] = ("hidden", "network", "freeze", "epochs", "batch_size")
     """Parameters that are settings of `own_table` of the same name."""
+    _columns: list[str]
+    """Names of the columns that training rows have, in their order."""
 
     # ---- what scikit-learn asks
 
@@ -177,13 +212,10 @@ class _Estimator(BaseEstimator):
     def _fit(self, frame: _Frame, y: Column, weights: np.ndarray | None) -> Self:
         """Fits to rows whose targets are numbers or names of classes; a row of weight 0 is left out."""
         with _refusing():
-            table = {name: frame[name] for name in frame.columns}
-            columns = judged("X", table, range(len(y.values)), frame.wishes)
-            target = next(name for i in range(len(columns) + 1) if (name := "y" + i * "_") not in columns)
-            self.posterior_ = self._trained({**columns, target: y._replace(name=target)}, target, weights)
+            self.posterior_ = self._trained(frame, y, weights)
         return self
 
-    def _trained(self, columns: dict[str, Any], target: str, weights: np.ndarray | None) -> Posterior:
+    def _trained(self, frame: _Frame, y: Column, weights: np.ndarray | None) -> Posterior:
         from bench.engine.engine import Engine
         from bench.runs.plan import Plan
         from bench.runs.resolution import resolve
@@ -192,20 +224,26 @@ class _Estimator(BaseEstimator):
         random = self.random_state
         if random is None or not isinstance(random, int | np.integer):
             random = check_random_state(random).randint(2**31)
+        known = frame.columns
+        target = next(name for i in range(len(known) + 1) if (name := "y" + i * "_") not in known)
+        further = _further(self.task_settings, self._of_task)
         plan = {
             "method": self.method,
             "task": "own_table",
             "seed": int(random),
             "method_settings": dict(self.method_settings or {}),
-            "task_settings": {"target": target, **{name: getattr(self, name) for name in self._of_task}},
+            "task_settings": further | {"target": target} | {n: getattr(self, n) for n in self._of_task},
             "members": self.members,
             "trainer": {"devices": 1},
         }
         choice = resolve(build(Plan, plan))
-        task, number = choice.task.cls(choice.task_settings), len(columns[target].values)
+        task, number = choice.task.cls(choice.task_settings), len(y.values)
         rows = np.arange(number) if weights is None else np.flatnonzero(weights)
-        # What the task reads from a file, judges and parts is here already.
-        vars(task).update(columns=columns, kind=self._kind)
+        # What the task reads from a file and parts is here already.
+        wishes, dropped = task.asked("X", [*known, target])
+        used = {name: frame[name] for name in known if name not in dropped}
+        found = judged("X", used, range(number), {**frame.wishes, **wishes}, task.settings.decimal)
+        vars(task).update(columns={**found, target: y._replace(name=target)}, kind=self._kind)
         aside = task.kept_aside(rows)
         task.rows = {"train": rows[~aside], "val": rows[aside], "test": rows[:0]}
         if weights is not None and (weights != 1).any():
@@ -228,6 +266,7 @@ class _Estimator(BaseEstimator):
         if y is None:
             raise Refused("fit requires y to be passed, but the target y is None")
         frame = self._frame(X, reset=True)
+        _must_not_be_masked(y, "y")
         y = column_or_1d(y, warn=True)
         check_consistent_length(X, y)
         if sample_weight is None:
@@ -248,6 +287,7 @@ class _Estimator(BaseEstimator):
             reset: Whether these are the training rows.
         """
         wishes: dict[str, Wish] = {}
+        _must_not_be_masked(X, "X")
         if hasattr(X, "columns"):
             validate_data(self, X, skip_check_array=True, reset=reset)
             with _refusing():
@@ -258,9 +298,9 @@ class _Estimator(BaseEstimator):
             array = validate_data(self, X, reset=reset, ensure_min_samples=2 if reset else 1, **checks)
             found = {f"x{i}": values for i, values in enumerate(array.T.tolist())}
         if reset:
+            self._columns = list(found)
             return _Frame(found, wishes)
-        names = [column.name for column in self.posterior_.encoder.columns]
-        return _Frame(dict(zip(names, found.values(), strict=True)), {})
+        return _Frame(dict(zip(self._columns, found.values(), strict=True)), {})
 
     # ---- predicting
 
@@ -297,6 +337,8 @@ class PosteriorRegressor(RegressorMixin, _Estimator):
         num_samples: Weight samples S behind a prediction, of each member.
         members: Independent fits whose draws are pooled; None is what the method's name says.
         method_settings: Settings of the method, by name.
+        task_settings: Further settings of `own_table`, by name, such as drop, categorical, dates, group,
+            time, decimal, validation and patience.
         random_state: Seed of the fit, a generator that draws it, or None to draw it from numpy's own.
 
     Attributes:
@@ -321,12 +363,14 @@ class PosteriorRegressor(RegressorMixin, _Estimator):
         num_samples: int = 200,
         members: int | None = None,
         method_settings: Mapping[str, Any] | None = None,
+        task_settings: Mapping[str, Any] | None = None,
         random_state: Any = 0,
     ) -> None:
         self.method, self.method_settings, self.members = method, method_settings, members
         self.hidden, self.network, self.freeze, self.noise = hidden, network, freeze, noise
         self.epochs, self.batch_size = epochs, batch_size
         self.num_samples, self.random_state = num_samples, random_state
+        self.task_settings = task_settings
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fits to rows `[N, D]`, targets `[N]`, and weights `[N]` of the log likelihood.
@@ -336,6 +380,8 @@ class PosteriorRegressor(RegressorMixin, _Estimator):
             Diverged: If the loss is not finite.
         """
         frame, y, weights = self._checked(X, y, sample_weight)
+        if y.dtype.kind in "mM":
+            raise Refused("y holds dates or times: give numbers, such as days since the first")
         numbers = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y", estimator=self).tolist()
         exact = y.tolist() if y.dtype.kind in "iu" else numbers  # of whole numbers more digits may count
         return self._fit(frame, Column("y", True, numbers, list(map(str, exact))), weights)
@@ -364,6 +410,7 @@ class PosteriorClassifier(ClassifierMixin, _Estimator):
         num_samples: See there.
         members: See there.
         method_settings: See there.
+        task_settings: See there.
         class_weight: Weights by class, which multiply those of the rows; "balanced" gives every class the
             same share; None is 1 each.
         random_state: See there.
@@ -389,6 +436,7 @@ class PosteriorClassifier(ClassifierMixin, _Estimator):
         num_samples: int = 200,
         members: int | None = None,
         method_settings: Mapping[str, Any] | None = None,
+        task_settings: Mapping[str, Any] | None = None,
         class_weight: Mapping[Any, float] | Literal["balanced"] | None = None,
         random_state: Any = 0,
     ) -> None:
@@ -396,6 +444,7 @@ class PosteriorClassifier(ClassifierMixin, _Estimator):
         self.hidden, self.network, self.freeze = hidden, network, freeze
         self.epochs, self.batch_size = epochs, batch_size
         self.num_samples, self.random_state = num_samples, random_state
+        self.task_settings = task_settings
         self.class_weight = class_weight
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
@@ -474,11 +523,17 @@ def of_run(run: Path, method: Any, encoder: encoding.Encoder) -> PosteriorRegres
     classes = encoder.target.classes
     cls = PosteriorClassifier if classes else PosteriorRegressor
     parameters = {name: task[name] for name in cls._of_task}
+    usual = asdict(_task({}).settings)
+    further = {n: v for n, v in task.items() if v != usual[n] and n not in {*_NOT_HERE, *parameters, "noise"}}
+    if task.get("split_column") is not None:  # no input of the run
+        further["drop"] = ",".join(filter(None, [task["drop"], task["split_column"]]))
     parameters |= {"members": made.members, "method_settings": made.settings, "random_state": record.seed}
+    parameters["task_settings"] = further or None
     estimator = cls(made.name, **parameters)
     estimator.posterior_ = Posterior(method, encoder, made.name, task)
     estimator.n_features_in_ = len(encoder.columns)
-    estimator.feature_names_in_ = np.array([column.name for column in encoder.columns], object)
+    estimator._columns = [column.name for column in encoder.columns]
+    estimator.feature_names_in_ = np.array(estimator._columns, object)
     if isinstance(estimator, PosteriorClassifier):
         whole = all(cells.whole(name) == name for name in classes)
         labels, order = np.unique([int(name) for name in classes] if whole else classes, return_index=True)

@@ -5,7 +5,8 @@
 
 `compare` writes the tables as CSV, runs every method on the same rows, and prints each method's main metric
 and its difference from gradient boosting, with an interval for splits that overlap (Nadeau and Bengio 2003,
-"Inference for the Generalization Error"). Two tables are scikit-learn's, two of UCI.
+"Inference for the Generalization Error"). Of numbers the coverage of the 90% intervals is told by quarters of
+the predicted width. Two tables are scikit-learn's, two of UCI.
 A finished run is not made again.
 
 `large` makes 50,000 rows of 27 numbers and 3 categories, and measures the processor's seconds of reading and
@@ -30,6 +31,8 @@ import bench
 from bench import intervals, tables
 from bench.runs.forecast import forecast
 from bench.runs.plan import Plan
+from bench.runs.runner import load_scores
+from bench.studies import normals
 from bench.tasks.own_table import OwnTable, Settings
 
 SPLITS = 5
@@ -85,15 +88,21 @@ def compared(folder: Path, data: str | None, methods: Iterable[str]) -> list[dic
     """A row for every table and method: metrics over the splits, and the difference from boosting."""
     for method in methods:  # so that what is stopped has whole methods
         for name in TABLES:
-            made = [_run(method, name, split, folder, data) for split in range(SPLITS)]
-            print(method, name, *(f"{found['nll']:.4f}" for found in made), flush=True)
+            if _fits(method, name):
+                made = [_run(method, name, split, folder, data) for split in range(SPLITS)]
+                print(method, name, *(f"{run.record.metrics['nll']:.4f}" for run in made), flush=True)
     rows = []
     for name in TABLES:
-        values = {m: [_run(m, name, split, folder, data) for split in range(SPLITS)] for m in methods}
-        for method, metrics in values.items():
-            nll = [found["nll"] for found in metrics]
-            first = [found["nll"] for found in values["gradient boosting"]]
-            change = intervals.student(np.subtract(nll, first), test_to_train=0.25)
+        for method in methods:
+            if not _fits(method, name):
+                continue
+            runs, first = (
+                [_run(each, name, split, folder, data) for split in range(SPLITS)]
+                for each in (method, "gradient boosting")
+            )
+            nll = [run.record.metrics["nll"] for run in runs]
+            before = [run.record.metrics["nll"] for run in first]
+            change = intervals.student(np.subtract(nll, before), test_to_train=0.25)
             shown = ("rmse", "coverage_error") if name in OF_NUMBERS else ("accuracy", "ece")
             rows.append(
                 {
@@ -103,22 +112,41 @@ def compared(folder: Path, data: str | None, methods: Iterable[str]) -> list[dic
                     "difference": change.centre,
                     "low": change.low,
                     "high": change.high,
-                    **{n: float(np.mean([f[n] for f in metrics])) for n in shown},
-                    "seconds": float(np.mean([found["seconds"] for found in metrics])),
+                    **{n: float(np.mean([run.record.metrics[n] for run in runs])) for n in shown},
+                    **({"by width": _by_width(runs)} if name in OF_NUMBERS else {}),
+                    "seconds": float(np.mean([sum(f.seconds for f in run.record.fits) for run in runs])),
                 }
             )
     return rows
 
 
+def _fits(method: str, table: str) -> bool:
+    """Whether a method is one of its own on a table: what boosting makes of noise is of numbers."""
+    return table in OF_NUMBERS or not method.startswith("gradient boosting, ")
+
+
+def _by_width(runs: Iterable[Any]) -> str:
+    """Coverage of the 90% intervals by quarters of a split's rows, the narrowest first, over the splits."""
+    covered = np.zeros(4)
+    rows = np.zeros(4)
+    for run in runs:
+        _, arrays = load_scores(run.directory)
+        mean, sigma = normals.mixtures(arrays)
+        quarters = normals.by_width(mean, sigma, normals.below(mean, sigma, arrays["targets"]))
+        if not quarters:
+            return "equally wide"
+        covered += [quarter.covered for quarter in quarters]
+        rows += [quarter.size for quarter in quarters]
+    return " ".join(f"{share:.2f}" for share in covered / rows)
+
+
 @cache
-def _run(method: str, table: str, split: int, folder: Path, data: str | None) -> dict[str, float]:
+def _run(method: str, table: str, split: int, folder: Path, data: str | None) -> Any:
     name, settings = METHODS[method]
     path = written(folder / f"{table}.csv", lambda: columns(table, data))
     kind = "regression" if table in OF_NUMBERS else "classification"
     given = {"file": str(path), "target": "target", "split": split, "kind": kind}
-    run = bench.run(name, "own_table", method_settings=settings, task_settings=given, out=folder / "runs")
-    seconds = sum(fit.seconds for fit in run.record.fits)
-    return {k: v for k, v in run.record.metrics.items() if v is not None} | {"seconds": seconds}
+    return bench.run(name, "own_table", method_settings=settings, task_settings=given, out=folder / "runs")
 
 
 def costs(folder: Path, methods: list[str]) -> list[dict[str, Any]]:
@@ -154,7 +182,8 @@ def main() -> None:
         rows = compared(options.to, options.data, options.methods or list(METHODS))
     else:
         rows = costs(options.to, options.methods or ["map", "deep_ensemble", BOOSTING])
-    print_table(rows)
+    for table in TABLES if options.what == "compare" else [None]:
+        print_table([row for row in rows if row.get("table") == table])
     if options.json:
         write(options.json, {options.what: rows})
 

@@ -20,6 +20,7 @@ alone, where one class is common; settings of methods that nobody tuned for the 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -305,11 +306,23 @@ class OwnImages(Task):
             f"(--task.split {given.split}), the middle square of each scaled to {given.size} x {given.size}",
             f"{len(encoder.classes)} classes, trained on + held out: {classes}",
             *self._own_network()[1],
+            *own.copies(self.own_data("train")[0], self.own_data("test")[0], "images"),
+            *self._left_out(),
             "next: run further methods and seeds (bench sweep), then bench compare their folder; "
             'bench.load("this directory").predict(["new.jpg"]) predicts new images',
         ]
         content = json.dumps(encoder.model_dump(), indent=1)
         return {own.ENCODER: content + "\n", "notes.txt": "\n".join(said) + "\n"}
+
+    def _left_out(self) -> list[str]:
+        """A sentence on the files of the folder that are not read, by the endings of their names, if any."""
+        read = {str(path) for path in self.files[1]}
+        every = [path for path in Path(self.settings.folder or "").rglob("*") if path.is_file()]
+        endings = Counter(path.suffix.lower() or "none" for path in every if str(path) not in read)
+        if not endings:
+            return []
+        some = ", ".join(f"{one_line(ending)} {count}" for ending, count in endings.most_common(5))
+        return [f"{endings.total()} files are not read, for how their names end or where they lie: {some}"]
 
     # ---- scoring
 

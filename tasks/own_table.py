@@ -90,6 +90,10 @@ class Settings:
     """Columns that are of categories, with commas between them: codes, or more texts than 50."""
     dates: str | None = None
     """Columns of dates, with commas between them, of which calendar parts become inputs."""
+    text: str | None = None
+    """Columns of free text, with commas between them, which --task.text_encoder turns into inputs."""
+    text_encoder: str | None = None
+    """Folder of a BERT, as sentence-transformers writes it: config.json, vocab.txt, model.safetensors."""
     decimal: Literal[".", ","] = "."
     """The mark in numbers that are written as text."""
     hidden: Count = 50
@@ -161,7 +165,9 @@ class OwnTable(rows_of.TableTask):
     @cached_property
     def encoder(self) -> Encoder:
         """What the training rows teach."""
-        return encoding.fit(self.inputs, self.target_column, self.kind, self.rows["train"], self.weights)
+        texts_by = self.settings.text_encoder or ""
+        train = self.rows["train"]
+        return encoding.fit(self.inputs, self.target_column, self.kind, train, self.weights, texts_by)
 
     @cached_property
     def _encoded(self) -> dict[str, np.ndarray]:
@@ -197,9 +203,15 @@ class OwnTable(rows_of.TableTask):
 
         Of one's own network its file too.
         """
-        parts = {part: self.own_data(part) for part, rows in self.rows.items() if len(rows)}
-        arrays = {f"{part}{i}": array for part, found in parts.items() for i, array in enumerate(found)}
-        learned = np.frombuffer(self.encoder.model_dump_json().encode(), np.uint8)
+        arrays: dict[str, Any] = {}
+        is_text = self.encoder.of_texts
+        for part in (part for part, rows in self.rows.items() if len(rows)):
+            inputs, targets = self.own_data(part)
+            arrays |= {f"{part}0": inputs[:, ~is_text] if is_text.any() else inputs, f"{part}1": targets}
+            if is_text.any():  # their vectors may differ in the last bit from machine to machine
+                texts = [[c.values[row] for row in self.rows[part]] for c in self.inputs if c.is_text]
+                arrays[f"{part} texts"] = np.frombuffer(json.dumps(texts).encode(), np.uint8)
+        learned = np.frombuffer(self.encoder.content.encode(), np.uint8)
         return array_digest(arrays | {"encoder": learned} | _own_network(self)[0])
 
     # ---- protocol
@@ -305,6 +317,7 @@ class OwnTable(rows_of.TableTask):
         said += encoding.sentences(self.encoder, self.inputs, rows["train"])
         labels = self.labels if self.kind == "classification" else None
         said += columns.remarks(self.inputs, self.target_column, labels) + _own_network(self)[1]
+        said += own.copies(self.own_data("train")[0], self.own_data("test")[0], "rows")
         said.append(
             "next: run further methods and seeds (bench sweep), then bench compare their folder; "
             'bench.load("this directory").predict("new.csv") predicts new rows'
@@ -460,7 +473,7 @@ class Predictor:
             raise UsageError("interval: the target is a class, which has none; predict gives probabilities")
         if kind not in ("posterior", "residual", "quantile"):
             raise UsageError(f"interval: kind {kind!r} must be posterior, residual or quantile")
-        if not 0 < level < 1:
+        if not isinstance(level, int | float | np.number) or not 0 < level < 1:
             raise UsageError(f"interval: level {level!r} must be above 0 and below 1")
         given = [self._encoded(rows)]
         if kind != "posterior":

@@ -482,3 +482,22 @@ def test_distance_of_one_more_draw_has_students_distribution(scripts):
     distances = [scripts.accelerated.distance(row[0], list(row[1:])) for row in drawn]
     assert stats.kstest(stats.t.cdf(distances, df=4), "uniform").pvalue > 0.001
     assert stats.kstest(stats.norm.cdf(distances), "uniform").pvalue < 0.001
+
+
+def test_the_page_on_own_data_has_the_committed_comparison():
+    """Every row of it, as the page rounds, and no other; five splits of four tables."""
+    found = json.loads((BENCHMARKS / "own_tables.json").read_text())["compare"]
+    page = (BENCHMARKS.parent / "docs" / "own-data.md").read_text(encoding="utf-8")
+    head = "| table | method | NLL, nats | minus gradient boosting |"
+    shown = page.partition(head)[2].partition("\n\n")[0].splitlines()[2:]
+
+    def line(row):
+        change = "{difference:.2f} ({low:.2f} to {high:.2f})".format(**row)
+        error = f"{row['rmse']:.2f}" if "rmse" in row else f"{row['accuracy']:.3f}"
+        change = "" if row["method"] == "gradient boosting" else change
+        by_width = row.get("by width", "")
+        return f"| `{row['table']}` | {row['method']} | {row['nll']:.3f} | {change} | {error} | {by_width} |"
+
+    assert shown == [line(row) for row in found]
+    assert {row["table"] for row in found} == {"diabetes", "breast_cancer", "energy", "yacht"}
+    assert len(found) == 3 * 8 + 6

@@ -140,13 +140,21 @@ def test_every_origin_of_the_file_is_encoded_as_the_file(table):
     assert len(np.unique(expected, axis=0)) == 4
 
 
-def test_polars_and_arrow_are_taken_as_they_are(table):
+def test_polars_is_taken_as_it_is(table):
     path, encoder = table
     expected = encoder.encode_rows(path)
-    polars = pytest.importorskip("polars")
+    polars = pytest.importorskip("polars", reason="polars is not installed")
     frame = polars.read_csv(path)
-    for rows in (frame, frame.to_dicts(), frame.iter_rows(named=True)):
+    lazy = polars.scan_csv(path, infer_schema=False).collect()  # every cell as text
+    for rows in (frame, frame.to_dicts(), frame.iter_rows(named=True), lazy):
         assert np.array_equal(encoder.encode_rows(rows), expected)
+    categories = frame.with_columns(polars.col(polars.String).cast(polars.Categorical))
+    assert np.array_equal(encoder.encode_rows(categories), expected)
+
+
+def test_arrow_is_taken_as_it_is(table):
+    path, encoder = table
+    expected = encoder.encode_rows(path)
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     arrow = pyarrow.Table.from_pandas(pandas.read_csv(path))
     parquet.write_table(arrow, path.with_suffix(".parquet"))

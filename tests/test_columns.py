@@ -106,6 +106,102 @@ def test_decimal_commas_read_as_points_do(tmp_path):
         make(tmp_path / "p.csv", decimal=",").data_digest()
 
 
+@pytest.mark.parametrize(
+    ("values", "decimal", "is_ambiguous"),
+    [
+        (["1,100", "12,345", "999"], ".", True),
+        (["-1,100,200"], ".", True),
+        (["1.100", "-2.345", "9,5"], ",", True),
+        (["1,1", "12,345", "999"], ".", False),
+        (["0,100", "12,345"], ".", False),
+        (["1,1000"], ".", False),
+    ],
+)
+def test_marks_of_thousands_are_not_taken_for_decimal_ones(values, decimal, is_ambiguous, tmp_path):
+    """`--task.decimal ,` would read 1,100 as 1.1; so it is not the first advice. Negative controls below."""
+    table = {"a": (values * 60)[:60], "k": [*"pq"] * 30}
+    path = write(tmp_path / "t.csv", table, delimiter=";")
+    with pytest.raises(UsageError) as caught:
+        make(path, "k", decimal=decimal).data_digest()
+    assert (
+        "which may be thousands or decimals: write thousands without" in str(caught.value)
+    ) == is_ambiguous
+
+
+def test_times_of_several_zones_do_not_decide_what_is_later(tmp_path):
+    """23:30 at +02:00 is before 22:00 at UTC; negative control: one zone is in order."""
+    ends = {"+02:00": "+00:00", "+0200": "", "Z": "+01:00"}
+    for one, other in ends.items():
+        when = [f"2024-03-{i // 2 + 1:02} {(23, 22)[i % 2]}:30{(one, other)[i % 2]}" for i in range(60)]
+        path = write(tmp_path / "t.csv", numbers(when=when))
+        with pytest.raises(
+            UsageError, match=r"--task\.time when: holds times of several zones \(.*write all"
+        ):
+            make(path, time="when").data_digest()
+        same = [value.removesuffix(one).removesuffix(other or "no") + one for value in when]
+        make(write(tmp_path / "t.csv", numbers(when=same)), time="when").data_digest()
+
+
+ALIKE = {
+    "capitals": ("Male", "male"),
+    "two accents": ("caf\u00e9", "cafe\u0301"),
+    "hidden": ("a", "a\u200b"),
+    "blanks": ("a b", "a  b"),
+    "a wide blank": ("a b", "a\u00a0b"),
+}
+
+
+@pytest.mark.parametrize("two", ALIKE.values(), ids=ALIKE)
+def test_texts_that_look_alike_are_noted_as_inputs_and_as_classes(two, tmp_path):
+    """Both as Python writes them; negative control: other texts are not."""
+    path = write(tmp_path / "t.csv", numbers(c=[*two, "else"] * 20))
+    for target in ("y", "c"):
+        said = make(path, target).notes()["notes.txt"]
+        assert f"are taken for two: c ({two[0]!a} and {two[1]!a})" in said, said
+    others = write(tmp_path / "t.csv", numbers(c=["a", "b"] * 30))
+    assert "taken for two" not in make(others).notes()["notes.txt"]
+
+
+def test_an_accent_is_the_same_in_a_new_row_however_it_is_coded(tmp_path):
+    """As one character or two; negative control: where the table has both, each is its own."""
+    one, two = ALIKE["two accents"]
+    encoder = make(write(tmp_path / "t.csv", numbers(c=[one, "tea"] * 30))).encoder
+    rows = [{"x": 0, "c": value} for value in (one, two)]
+    same, again = encoder.encode_rows(rows)
+    assert np.array_equal(same, again)
+    assert same[1:].sum() == 1
+    find = cells.among([one, two])
+    assert (find(one), find(two)) == (one, two)
+
+
+def test_a_target_of_true_and_false_in_several_spellings_has_two_classes(tmp_path):
+    """Negative controls: one spelling stays as it is written; true and no are two texts."""
+    for values, expected in {
+        ("True", "FALSE", "true", "False"): ["false", "true"],
+        ("True", "False"): ["False", "True"],
+        ("true", "True"): ["true"],
+        ("True", "true", "no"): ["True", "no", "true"],
+    }.items():
+        path = write(tmp_path / "t.csv", numbers(c=(list(values) * 60)[:60]))
+        task = make(path, "c")
+        assert encoding.classes(task.labels) == expected
+
+
+def test_rows_that_are_trained_on_and_held_out_are_counted(tmp_path):
+    """Against a count by hand; negative control: of different rows nothing is said."""
+    table = numbers(c=[*"ab"] * 30)
+    table["x"][30:] = table["x"][:30]
+    task = make(write(tmp_path / "t.csv", table))
+    pairs = list(zip(table["x"], table["c"], strict=True))
+    trained = {pairs[row] for row in task.rows["train"]}
+    number = sum(pairs[row] in trained for row in task.rows["test"])
+    assert (
+        f"{number} of {len(task.rows['test'])} held-out rows have the very inputs"
+        in task.notes()["notes.txt"]
+    )
+    assert "very inputs" not in make(write(tmp_path / "t.csv", numbers())).notes()["notes.txt"]
+
+
 def test_unquoted_decimal_commas_between_commas_are_refused_clearly(tmp_path):
     path = tmp_path / "t.csv"
     path.write_text("x,y\n" + "1,5,2,5\n" * 30)

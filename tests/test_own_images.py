@@ -89,6 +89,24 @@ def test_what_cannot_be_is_named_in_one_line(said, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+def test_copies_and_files_that_are_not_read_are_told(tmp_path):
+    """Counted by hand; negative control: of the pictures alone nothing is said."""
+    folder = write_images(tmp_path / "images")
+    assert "very inputs" not in make(folder).notes()["notes.txt"]
+    assert "not read" not in make(folder).notes()["notes.txt"]
+    for name in ("a.heic", "b.HEIC", "c.txt"):
+        (folder / "red" / name).write_bytes(b"x")
+    for path in sorted((folder / "red").glob("*.png")):
+        shutil.copy(path, folder / "blue" / f"red{path.name}")
+    task = make(folder)
+    train, test = ({i.numpy().tobytes() for i in task.own_data(part)[0]} for part in ("train", "test"))
+    again = [image.numpy().tobytes() in train for image in task.own_data("test")[0]]
+    said = task.notes()["notes.txt"]
+    assert 0 < sum(again) <= len(test)
+    assert f"{sum(again)} of {len(again)} held-out images have the very inputs" in said
+    assert "3 files are not read, for how their names end or where they lie: .heic 2, .txt 1" in said
+
+
 def test_few_images_or_none_are_refused(tmp_path):
     with pytest.raises(UsageError, match="10 images are too few to learn and to test: at least 20"):
         make(write_images(tmp_path / "few", 5)).data_digest()

@@ -433,6 +433,7 @@ def test_intervals_that_cannot_be_had_are_refused_in_one_line(runs):
     for words, said in [
         ((0.99, "quantile"), "takes at least 99 held-out rows, and the run has 68: take a smaller level"),
         ((1.0,), "level 1.0 must be above 0 and below 1"),
+        (("0.9",), "level '0.9' must be above 0 and below 1"),
         ((0.9, "conformal"), "kind 'conformal' must be posterior, residual or quantile"),
     ]:
         with pytest.raises(UsageError, match=said):
@@ -443,6 +444,22 @@ def test_intervals_that_cannot_be_had_are_refused_in_one_line(runs):
         predictor.interval(rows, 0.9, "residual")
     with pytest.raises(UsageError, match="the target is a class"):
         bench.load(runs[1]["mfvi", "species", 0]).interval(rows_of(make(target="species"))[:1])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"num_samples": 2.5}, "num_samples 2.5: must be a whole number"),
+        ({"num_samples": 0}, "0 samples: at least 1 is needed"),
+        ({"seed": 1.5}, "seed 1.5: must be a whole number"),
+        ({"abstain": "0.1"}, "abstain '0.1': must be a share of the rows"),
+        ({"abstain": math.nan}, "abstain nan: must be a share of the rows"),
+    ],
+)
+def test_words_to_predict_that_mean_nothing_are_refused_in_one_line(words, said, runs):
+    rows, predictor = rows_of(make())[:2], bench.load(runs[1]["map", "body_mass_g", 0])
+    with pytest.raises(UsageError, match=said):
+        predictor.predict(rows, **words)
 
 
 def test_a_row_outside_all_training_rows_is_told(runs):

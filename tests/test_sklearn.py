@@ -148,6 +148,93 @@ def test_of_many_rows_those_that_a_run_keeps_aside_are_kept_aside(frame, tmp_pat
     assert (few.predict_proba(X) != own.predict_proba(X)).any()
 
 
+def wide_table(path, rows=260):
+    """Codes that are categories, dates, many names, a note to leave out, groups, and decimal commas."""
+    draw = np.random.default_rng(2)
+    table = pd.DataFrame(
+        {
+            "zip": draw.choice([10115, 20095, 80331], rows),
+            "name": [f"n{i}" for i in draw.integers(0, 60, rows)],
+            "day": pd.date_range("2020-01-01", periods=rows).strftime("%d.%m.%Y"),
+            "note": [f"text {i}" for i in range(rows)],
+            "who": draw.integers(0, 30, rows),
+            "width": [f"{x:.3f}".replace(".", ",") for x in draw.normal(size=rows)],
+        }
+    )
+    table["y"] = [f"{x:.3f}".replace(".", ",") for x in draw.normal(size=rows) + table["zip"] / 1e4]
+    table.to_csv(path, sep=";", index=False)
+    return table
+
+
+FURTHER = {
+    "drop": "note",
+    "categorical": "zip,name",
+    "dates": "day",
+    "decimal": ",",
+    "validation": 0.25,
+    "patience": 2,
+}
+
+
+@pytest.mark.parametrize("rows_by", [{"group": "who"}, {"split": 3}], ids=["group", "split"])
+def test_the_estimator_of_a_run_poses_the_runs_problem_again(rows_by, tmp_path):
+    """Its clone, fitted to the run's rows of the file; negative control: other settings pose another."""
+    table = wide_table(tmp_path / "t.csv")
+    settings = {"file": str(tmp_path / "t.csv"), "target": "y", "epochs": 5, **FURTHER, **rows_by}
+    run = bench.run("map", "own_table", seed=5, task_settings=settings, out=tmp_path / "runs")
+    task, estimator = OwnTable(Settings(**settings)), bench.load(run.directory).estimator()
+    rows = np.sort(np.concatenate([task.rows["train"], task.rows["val"]]))
+    X, y = table.drop(columns="y").iloc[rows], table["y"].iloc[rows].str.replace(",", ".").astype(float)
+
+    def posed(estimator):
+        problem = estimator.posterior_.method.problem
+        return [*problem.train.tensors, *problem.val.tensors]
+
+    again = clone(estimator).fit(X, y)
+    expected = task.problem()
+    for found, true in zip(posed(again), [*expected.train.tensors, *expected.val.tensors], strict=True):
+        assert torch.equal(found, true)
+    told = [row["mean"] for row in bench.load(run.directory).predict(str(tmp_path / "t.csv"))]
+    np.testing.assert_array_equal(again.predict(table.drop(columns="y")), told)
+    assert copy.deepcopy(again).task_settings == {**FURTHER, **rows_by}
+    for name, value in {"validation": 0.5, "categorical": "name", "split": 4}.items():
+        if name == "split" and "group" in rows_by:
+            continue
+        other = clone(estimator).set_params(task_settings={**FURTHER, **rows_by, name: value}).fit(X, y)
+        assert [t.shape for t in posed(other)] != [t.shape for t in posed(again)] or any(
+            not torch.equal(a, b) for a, b in zip(posed(other), posed(again), strict=True)
+        )
+
+
+def test_a_frame_of_polars_is_predicted_as_the_file_is(runs, frame):
+    """By the run and by its estimator, to the last bit; and fitted as the frame of pandas is."""
+    polars = pytest.importorskip("polars", reason="polars is not installed")
+    of_file = polars.read_csv(PENGUINS, null_values="NA")
+    for target, directory in runs.items():
+        predictor = bench.load(directory)
+        assert predictor.predict(of_file) == predictor.predict(str(PENGUINS))
+        pandas_, estimator = pd.read_csv(PENGUINS).drop(columns=target), predictor.estimator()
+        for rows in (of_file.drop(target), polars.DataFrame(pandas_.to_dict("list"), strict=False)):
+            np.testing.assert_array_equal(estimator.predict(rows), estimator.predict(pandas_))
+    X, known = frame.drop(columns="body_mass_g"), of_file.drop_nulls("body_mass_g")
+    own = PosteriorRegressor(**QUICK).fit(X, frame["body_mass_g"])
+    of_polars = PosteriorRegressor(**QUICK).fit(known.drop("body_mass_g"), known["body_mass_g"])
+    np.testing.assert_array_equal(of_polars.predict(X), own.predict(X))
+
+
+def test_a_column_that_parts_the_rows_of_a_run_is_left_out_by_its_estimator(frame, tmp_path):
+    parts = np.resize(["train", "train", "test"], len(frame))
+    table = frame.assign(part=parts)
+    table.to_csv(tmp_path / "t.csv", index=False)
+    settings = {"file": str(tmp_path / "t.csv"), "target": "body_mass_g", "split_column": "part", "epochs": 2}
+    run = bench.run("map", "own_table", task_settings=settings, out=tmp_path / "runs")
+    estimator = bench.load(run.directory).estimator()
+    X, y = table[parts == "train"].drop(columns="body_mass_g"), frame["body_mass_g"][parts == "train"]
+    again = clone(estimator).fit(X, y)
+    told = [row["mean"] for row in bench.load(run.directory).predict(table)]
+    np.testing.assert_array_equal(again.predict(table.drop(columns="body_mass_g")), told)
+
+
 def test_dtypes_say_which_columns_are_of_categories_and_of_dates():
     """Numbers that are codes, more texts than are taken for categories, times; not so without the dtypes."""
     days = pd.date_range("2020-01-01", periods=60, freq="40D")
@@ -371,6 +458,13 @@ MISTAKES = {
     "negative": (lambda: fit(sample_weight=np.r_[-1, np.ones(441)]), "one is negative"),
     "zeros": (lambda: fit(sample_weight=np.zeros(442)), "all are zero"),
     "shape": (lambda: fit(sample_weight=np.ones(441)), "one weight per row"),
+    "masked": (lambda: fit(X=np.ma.masked_array(DIABETES[0], DIABETES[0] > 0)), "X is a masked array"),
+    "masked target": (lambda: fit(y=np.ma.masked_array(DIABETES[1], DIABETES[1] > 99)), "y is a masked"),
+    "dates": (lambda: fit(y=np.arange(442).astype("datetime64[D]")), "y holds dates or times"),
+    "times": (lambda: fit(y=np.arange(442).astype("timedelta64[s]")), "y holds dates or times"),
+    "a parameter twice": (lambda: fit(task_settings={"hidden": 3}), "task_settings: hidden is a parameter"),
+    "a file": (lambda: fit(task_settings={"file": "t.csv"}), "file has no meaning here: the rows are X"),
+    "no such column": (lambda: fit(task_settings={"drop": "z"}), "X without z: X has no such column; it has"),
     "free text": (lambda: fit(X=TEXTS), "X: column 'note' holds 442 different texts"),
     "constant": (lambda: fit(y=np.ones(442)), "there is nothing to learn"),
     "infinite": (lambda: fit(X=np.where(DIABETES[0] > 0.1, np.inf, 0)), "infinity"),

@@ -4,15 +4,17 @@ A task says what it lacks before anything is trained, and what the tests require
 """
 
 import itertools
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 from conformance import truth
 from published import need, of_task
 from toys import Reader
 
-from bench import data
+from bench import cifar, data, tables
 from bench.errors import DataError
 from bench.runs import registry
 from bench.studies.pictures import PictureTask
@@ -97,3 +99,82 @@ def test_tasks_with_foreign_images_are_among_those_tried():
     """Each of the two sets is foreign to a task on the other."""
     foreign = {(make(name).settings.dataset, other) for name in PICTURES for other in make(name).foreign}
     assert {("mnist", "fashion_mnist"), ("fashion_mnist", "mnist")} <= foreign
+
+
+# ---- tables and photographs
+
+TABLES = [name for name, source in tables.SOURCES.items() if source.folder]
+ALONE = {*TABLES, *cifar.SOURCES, *PUBLISHED, "retinopathy", "retinamnist", "retinopathy_aptos"}
+"""Data sets that come with no package."""
+ELSEWHERE = [name for name, entry in registry.tasks().items() if entry.fixed.get("dataset") in ALONE]
+
+
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    """A machine without any data, and without internet; returns the folder where they are looked for."""
+    for root in ("CACHE_ROOT", "SYSTEM_ROOT"):
+        monkeypatch.setattr(places, root, tmp_path / root)
+    for door in (data._IMAGES, cifar._PICTURES, tables._TABLES):
+        monkeypatch.setattr(door, "_fetch", lambda *_: None)
+    monkeypatch.setenv("BENCH_DATA", str(tmp_path))
+    monkeypatch.delenv("BENCH_REQUIRE_DATA", raising=False)
+    return tmp_path
+
+
+def of_name(name):
+    """The task of a name as it stands."""
+    entry = registry.task(name)
+    return entry.cls(entry.cls.settings_class(**entry.fixed))
+
+
+def lacks(name):
+    """Whether the task says that its data are not found, for its digest and before it fits anything."""
+    task, reader = of_name(name), Reader()
+    with suppress(DataError):
+        task.data_digest()
+        return False
+    with pytest.raises(DataError, match=f"{task.settings.dataset}( not found|, .* is not prepared)"):
+        task.run(reader)
+    assert reader.problems == []
+    return True
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_without_tables_and_photographs_nothing_is_trained(name, nowhere):
+    assert lacks(name)
+
+
+def written(root, name, monkeypatch):
+    """A table of this name with few rows, made up, in the layout of the public splits."""
+    monkeypatch.setitem(tables.SOURCES, name, replace(tables.SOURCES[name], rows=40, columns=2, digest=""))
+    low, high = tables.SOURCES[name].target_range
+    folder = root / tables.SOURCES[name].folder / "data"
+    folder.mkdir(parents=True)
+    draw = np.random.default_rng(0).normal(size=(40, 2))
+    np.savetxt(folder / "data.txt", np.column_stack([draw, np.linspace(low, high, 40)]))
+    (folder / "index_features.txt").write_text("0\n1\n")
+    (folder / "index_target.txt").write_text("2\n")
+
+
+@pytest.mark.parametrize("some", [[], TABLES[:1], TABLES[1::2], TABLES], ids=lambda some: f"{len(some)}")
+def test_of_any_subset_of_tables_each_task_finds_its_own(some, nowhere, monkeypatch):
+    """That of the package is always there."""
+    for name in some:
+        written(nowhere, name, monkeypatch)
+    of_tables = [name for name in ELSEWHERE if registry.task(name).fixed["dataset"] in TABLES]
+    assert len(of_tables) == len(TABLES)
+    for name in of_tables:
+        assert lacks(name) == (registry.task(name).fixed["dataset"] not in some)
+    assert not lacks("diabetes_regression")
+
+
+@pytest.mark.parametrize("name", [n for n in ELSEWHERE if registry.task(n).fixed["dataset"] in cifar.SOURCES])
+def test_a_test_on_photographs_is_skipped_where_they_are_not(name, nowhere, monkeypatch):
+    """Negative control: in CI it fails instead."""
+    needed = of_task(of_name(name))
+    assert needed
+    with pytest.raises(pytest.skip.Exception):
+        need(*needed)
+    monkeypatch.setenv("BENCH_REQUIRE_DATA", "1")
+    with pytest.raises(pytest.fail.Exception):
+        need(*needed)

@@ -165,6 +165,85 @@ def test_networks_that_would_predict_otherwise_than_they_were_trained_are_refuse
     assert "\n" not in str(caught.value)
 
 
+def raises(self, hidden):
+    raise RuntimeError("of two\nlines")
+
+
+def ends(layer):
+    return lambda: nn.Sequential(nn.Linear(3, 2), layer)
+
+
+class Reads(nn.Linear):
+    """A layer whose outputs are what `read` makes of them and of the inputs."""
+
+    def __init__(self, read):
+        super().__init__(3, 2)
+        self.read = read
+
+    def forward(self, inputs):
+        """Outputs `[B, 2]`."""
+        return self.read(self, inputs)
+
+
+def without_gradient(layer, inputs):
+    with torch.no_grad():
+        return nn.functional.linear(inputs, layer.weight, layer.bias)
+
+
+def half_precision(layer, inputs):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return nn.functional.linear(inputs, layer.weight, layer.bias)
+
+
+UNFIT = {
+    "gives probabilities .* what is wanted are logits": ends(nn.Softmax(1)),
+    "no gradient reaches weight, which decides": lambda: Reads(without_gradient),
+    "no gradient reaches weight": lambda: Reads(lambda s, x: x @ s.weight.data.T + s.bias),
+    "no gradient reaches bias": lambda: Reads(lambda s, x: x @ s.weight.T + s.bias.detach()),
+    r"gives outputs of torch\.bfloat16": lambda: Reads(half_precision),
+    r"gives outputs of torch\.int64": lambda: Reads(lambda s, x: (x @ s.weight.T).round().long()),
+    r"enter\.weight is torch\.float64": lambda: Made().double(),
+    r"enter\.weight is torch\.float16": lambda: Made().half(),
+    r"kept is torch\.complex64": lambda: Made(
+        sets("kept", lambda: nn.Parameter(torch.ones(5, dtype=torch.cfloat))), lambda s, h: h * s.kept.abs()
+    ),
+    r"kept is torch\.sparse_coo: make it dense": lambda: Made(
+        sets("kept", lambda: nn.Parameter(torch.eye(5).to_sparse())), lambda s, h: h @ s.kept
+    ),
+    "lies on the device meta": lambda: nn.Linear(3, 2, device="meta"),
+    r"RuntimeError: of two lines \(test_trying\.py, line \d+\)": lambda: Made(then=raises),
+    r"ZeroDivisionError: division by zero \(test_trying": lambda: 1 / 0,
+    "mat1 and mat2 shapes cannot be multiplied": lambda: nn.Linear(5, 2),
+    "can't be used with nn.DataParallel": lambda: nn.DataParallel(Made()),
+}
+
+
+@pytest.mark.parametrize("said", UNFIT)
+def test_networks_that_cannot_be_trained_or_scored_are_refused(said):
+    """Weights of another kind, outputs that are no logits, no gradient, and what the user's code raises."""
+    with pytest.raises(UsageError, match=said) as caught:
+        tried(UNFIT[said])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "factory",
+    [
+        ends(nn.LogSoftmax(1)),
+        ends(nn.Sigmoid()),
+        ends(nn.Tanh()),
+        ends(nn.ReLU()),
+        lambda: Made(then=lambda s, h: (h - 9).relu()),  # every unit is off
+        lambda: Made(sets("unused", lambda: nn.Linear(4, 4))),
+        lambda: Made(sets("kept", lambda: nn.Parameter(torch.ones(5).half(), requires_grad=False))),
+        lambda: Made(sets("gate", lambda: nn.Parameter(torch.zeros(5))), lambda s, h: h * s.gate),
+    ],
+)
+def test_networks_of_unusual_outputs_and_gradients_pass(factory):
+    """Negative controls of the test above."""
+    tried(factory)
+
+
 def test_a_layer_of_dropout_or_of_batchnorm_that_stands_twice_is_replaced_twice():
     norm, drop = nn.BatchNorm1d(4), nn.Dropout(0.5)
     layers = nn.Linear(3, 4), norm, drop, nn.Linear(4, 4), norm, drop, nn.Linear(4, 2)

@@ -2,7 +2,8 @@
 
 Exact are grey, black and white, palettes and an alpha channel that is opaque, since they hold no more than
 8-bit RGB does. Of 16 bits the upper 8 are kept. CMYK becomes (255 - C)(255 - K) / 255, without colour
-profiles. Refused are pictures that do not say which number is white (of 32 bits, of floating point, of 16
+profiles; nor is a profile or gamma applied to any other. Refused are pictures in Lab or HSV, whose conversion
+rounds, that do not say which number is white (of 32 bits, of floating point, of 16
 bits of which few are used), that need a background (transparent ones), and files of several pictures.
 """
 
@@ -81,6 +82,8 @@ def _rgb(picture: Image.Image, is_deep: bool) -> Image.Image:
     if picture.mode == "F" or (picture.mode == "I" and not is_deep):
         kind = "floating point" if picture.mode == "F" else "32-bit numbers"
         raise Unusable(f"its pixels are {kind}, which do not say what is white: save it in 8 or 16 bits")
+    if picture.mode in ("LAB", "HSV"):
+        raise Unusable(f"its colours are {picture.mode}, whose conversion is not exact: save it in RGB")
     few = Unusable("has 16 bits and uses few of them, so that nobody knows what is white: save it in 8 bits")
     if picture.mode.startswith("I"):
         levels = np.asarray(picture).astype(np.int64)

@@ -120,6 +120,24 @@ def latest(times: np.ndarray, share: float = TEST_SHARE) -> np.ndarray:
     return of_example >= len(different) - min(number, len(different) - 1)
 
 
+def copies(train: torch.Tensor, test: torch.Tensor, what: str) -> list[str]:
+    """A sentence on held-out examples whose inputs are those of a training example, bit for bit, if any.
+
+    Args:
+        train: Inputs `[N, ...]`.
+        test: Inputs `[M, ...]`.
+        what: Examples are, in the plural.
+    """
+    known = {row.numpy().tobytes() for row in train}
+    number = sum(row.numpy().tobytes() in known for row in test)
+    if not number:
+        return []
+    return [
+        f"{number} of {len(test)} held-out {what} have the very inputs of one that is trained on: where "
+        "these are copies, the scores say little of new ones"
+    ]
+
+
 def losses(arrays: Arrays) -> np.ndarray:
     """-log p of each held-out class, in nats, `[N]`, from `log_probs` and `labels`."""
     labels = arrays["labels"]

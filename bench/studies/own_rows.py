@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from bench import columns, encoding
-from bench.cells import read, text
-from bench.columns import Column
+from bench.cells import read, text, zone
+from bench.columns import Column, Wish
 from bench.contract import Task
 from bench.errors import UsageError
 from bench.studies import own
@@ -21,7 +22,7 @@ FEWEST_TRAINED, FEWEST_TESTED = 10, 3
 LARGE = 10_000
 """Rows not held out from which on batches and epochs follow their number, and some are kept aside."""
 MOST_KEPT_ASIDE = 10_000
-_FLAGS: dict[str, columns.Wish | None] = {
+_FLAGS: dict[str, Wish | None] = {
     "target": None,
     "split_column": "name",
     "group": "name",
@@ -29,6 +30,7 @@ _FLAGS: dict[str, columns.Wish | None] = {
     "drop": None,
     "categorical": "category",
     "dates": "date",
+    "text": "text",
 }
 """Settings that name columns, and what these are of."""
 
@@ -46,7 +48,7 @@ class TableTask(Task):
             raise UsageError("own_table needs a table: --task.file FILE.csv --task.target COLUMN")
         path = Path(given.file)
         table = read(path, given.decimal)
-        named = columns.named({flag: getattr(given, flag) for flag in _FLAGS}, table, path)
+        wishes, dropped = self.asked(path, table)
         target = table[given.target]
         kept = [row for row, cell in enumerate(target) if text(cell) is not None]
         if len(kept) < own.FEWEST:
@@ -55,9 +57,29 @@ class TableTask(Task):
                 f"{own.FEWEST} are needed"
             )
         self.left_out = len(target) - len(kept)
+        used = {name: cells for name, cells in table.items() if name not in dropped}
+        return columns.judged(path, used, kept, wishes, given.decimal)
+
+    def asked(self, path: Path | str, known: Collection[str]) -> tuple[dict[str, Wish], set[str]]:
+        """What the settings say that columns are of, by name, and which columns they leave out.
+
+        Args:
+            path: Of the file, or what rows in memory are called.
+            known: Names of all columns.
+
+        Raises:
+            UsageError: If a setting names no column; one line.
+        """
+        given = self.settings
+        if given.text is not None and given.text_encoder is None:
+            raise UsageError(
+                f"--task.text {one_line(given.text)}: needs what reads it: --task.text_encoder FOLDER"
+            )
+        if given.text is None and given.text_encoder is not None:
+            raise UsageError("--task.text_encoder: reads columns that --task.text names, and none is named")
+        named = columns.named({flag: getattr(given, flag) for flag in _FLAGS}, known, path)
         wishes = {name: wish for flag, wish in _FLAGS.items() if wish for name in named[flag]}
-        table = {name: cells for name, cells in table.items() if name not in named["drop"]}
-        return columns.judged(path, table, kept, wishes, given.decimal)
+        return wishes, set(named["drop"])
 
     @cached_property
     def kind(self) -> encoding.Kind:
@@ -176,6 +198,12 @@ class TableTask(Task):
                 raise UsageError(f"--task.time {times.name}: row {times.values.index(None) + 1} has no time")
             if len(set(times.values)) < 2:
                 raise UsageError(f"--task.time {times.name}: all rows are of one time: none is later")
+            if times.form and len(zones := sorted({zone(value or "") for value in times.texts})) > 1:
+                some = ", ".join(value or "none" for value in zones[:3])
+                raise UsageError(
+                    f"--task.time {times.name}: holds times of several zones ({some}), which their clocks "
+                    "do not order: write all in one"
+                )
             kind = "datetime64[us]" if times.form else np.float64
             return own.latest(np.array(times.values, kind)[rows], share)
         is_class = self.kind == "classification"

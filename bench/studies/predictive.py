@@ -53,8 +53,8 @@ class Predictive(ABC):
         Raises:
             UsageError: If the share is not in [0, 1).
         """
-        if not 0 <= share < 1:
-            raise UsageError(f"abstain {share}: must be a share of the rows, from 0 to below 1")
+        if not isinstance(share, int | float | np.number) or not 0 <= share < 1:
+            raise UsageError(f"abstain {share!r}: must be a share of the rows, from 0 to below 1")
         number = math.floor(share * len(self.expected_loss) + 1e-9)
         found = np.zeros(len(self.expected_loss), bool)
         found[np.argsort(-self.expected_loss, kind="stable")[:number]] = True
@@ -171,14 +171,17 @@ def predicted(
         target: Its `mean` and `scale`, by which it was standardised, or its `classes`.
 
     Raises:
-        UsageError: If no sample is asked for.
+        UsageError: If no sample is asked for, or number or seed are no whole numbers.
     """
+    for name, value in {"num_samples": num_samples, "seed": seed}.items():
+        if not isinstance(value, int | np.integer):
+            raise UsageError(f"{name} {value!r}: must be a whole number")
     if num_samples < 1:
         raise UsageError(f"{num_samples} samples: at least 1 is needed")
     pieces: list[Any] = []
     with torch.no_grad():
         for piece in inputs.split(most_rows(inputs, 50 * num_samples)):
-            pieces.append(method.predict(piece, num_samples, torch.Generator().manual_seed(seed)))
+            pieces.append(method.predict(piece, num_samples, torch.Generator().manual_seed(int(seed))))
     if isinstance(pieces[0], Categorical):
         log_probs = torch.cat([piece.log_probs for piece in pieces], 1).double()
         return Classes(log_probs.softmax(-1).numpy(), target.classes)

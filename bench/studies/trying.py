@@ -55,9 +55,10 @@ def network(
 
     Raises:
         UsageError: If its outputs are not `[B, outputs]`, finite, and the same for an input in any batch, in
-            both modes and in any copy of one state; one line.
+            both modes and in any copy of one state; if they are probabilities, no gradient reaches a weight,
+            or it raises an error; one line.
     """
-    with _global_state(), torch.no_grad():
+    with _global_state(), own_network.told(name), torch.no_grad():
         copies = [_made(make, seed) for seed in _SEEDS]
         inputs = inputs[:_ROWS]
         _is_a_function(copies[0], name, inputs, outputs)
@@ -66,6 +67,8 @@ def network(
         _move(copies[0])
         _is_its_state(copies, name, inputs)
         _reads_its_weights(copies[0], name, inputs)
+        _gives_no_probabilities(copies[0], name, inputs)
+        _lets_gradients_through(copies[0], name, inputs)
     return _content(name, pretrained), [_sentence(copies[0], name)]
 
 
@@ -114,6 +117,11 @@ def _is_a_function(made: nn.Module, name: str, inputs: Tensor, outputs: int) -> 
         got = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
         raise UsageError(
             f"--task.network {name}: must turn inputs [B, ...] into outputs [B, {outputs}], not {got}"
+        )
+    if found.dtype != torch.float32:
+        raise UsageError(
+            f"--task.network {name}: gives outputs of {found.dtype}, and torch.float32 is computed with: end "
+            "with .float(), and leave autocast out"
         )
     if not found.isfinite().all():
         raise UsageError(f"--task.network {name}: gives outputs that are not finite")
@@ -203,6 +211,38 @@ def _put(made: nn.Module, path: str, value: Tensor, inputs: Tensor) -> Tensor:
     outputs: Tensor = made(inputs)
     weight.copy_(before)
     return outputs
+
+
+def _gives_no_probabilities(made: nn.Module, name: str, inputs: Tensor) -> None:
+    """Refuses a network that ends with a softmax, whose outputs would be taken for logits."""
+    outputs = torch.cat([made(size * inputs) for size in (1, -10, 100)])
+    is_one = torch.allclose(outputs.sum(1), torch.ones(len(outputs)), atol=1e-4)
+    if outputs.shape[1] > 1 and is_one and outputs.min() >= 0:
+        raise UsageError(
+            f"--task.network {name}: gives probabilities (outputs of 0 or more that add up to 1): what is "
+            "wanted are logits, so leave its last softmax out"
+        )
+
+
+def _lets_gradients_through(made: nn.Module, name: str, inputs: Tensor) -> None:
+    """Refuses a network of which a weight moves the outputs and gets no gradient: it would not be trained."""
+    weights = {path: weight.clone().requires_grad_() for path, weight in made.named_parameters()}
+    with torch.enable_grad():
+        outputs = functional_call(made, weights, (inputs,))
+        along = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1))
+        found: tuple[Tensor | None, ...] = (None,) * len(weights)
+        if outputs.requires_grad:
+            found = torch.autograd.grad(outputs, list(weights.values()), along, allow_unused=True)
+    for (path, weight), gradient in zip(weights.items(), found, strict=True):
+        if gradient is None or not gradient.any():
+            step = 1e-3 * (weight.abs().max() + 1)  # small, so that a unit that is off stays off
+            moved = weights | {path: weight + step}
+            if not torch.equal(functional_call(made, moved, (inputs,)), outputs):
+                raise UsageError(
+                    f"--task.network {name}: no gradient reaches {path}, which decides its outputs, so that "
+                    "it would not be trained: leave out detach, no_grad and .data, or freeze it by "
+                    "requires_grad_(False)"
+                )
 
 
 # -------------------------------------------------------------------------------------------- as a state
