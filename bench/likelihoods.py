@@ -19,9 +19,8 @@ class Categorical(Likelihood):
     def log_prob(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Log probability of the target class, `[S, B]`, in nats."""
         num_samples, batch, classes = outputs.shape
-        flat = functional.cross_entropy(
-            outputs.reshape(-1, classes), targets.repeat(num_samples), reduction="none"
-        )
+        same = targets.expand(num_samples, batch).reshape(-1)
+        flat = functional.cross_entropy(outputs.reshape(-1, classes), same, reduction="none")
         return -flat.view(num_samples, batch)
 
     def predict(self, outputs: Tensor) -> predictions.Categorical:

@@ -14,6 +14,7 @@ Shapes: S samples, B examples, d weights in all.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -70,9 +71,10 @@ def join(tensors: Sequence[Tensor]) -> Tensor:
 @torch.no_grad()
 def give(vector: Tensor, tensors: Sequence[Tensor]) -> None:
     """Writes a vector `[d]` to the tensors that it is of; nothing is to do where `join` gave a view."""
+    if vector.data_ptr() == tensors[0].data_ptr():
+        return
     for t, part in zip(tensors, vector.split([t.numel() for t in tensors]), strict=True):
-        if t.data_ptr() != part.data_ptr():
-            t.copy_(part.view_as(t))
+        t.copy_(part.view_as(t))
 
 
 def lay_together(parameters: Iterable[Tensor]) -> None:
@@ -96,12 +98,12 @@ def _end_to_end(tensors: Sequence[Tensor]) -> bool:
     if are_transformed(tensors):
         return False
     first, storage = tensors[0], tensors[0].untyped_storage()
-    at, kind = first.data_ptr(), first.dtype
-    for t in tensors:
-        if t.data_ptr() != at or t.dtype != kind or not t.is_contiguous():
-            return False
-        at += t.numel() * t.itemsize
-    return at <= storage.data_ptr() + storage.nbytes()
+    *starts, end = itertools.accumulate((t.nbytes for t in tensors), initial=first.data_ptr())
+    return (
+        starts == [t.data_ptr() for t in tensors]
+        and end <= storage.data_ptr() + storage.nbytes()
+        and all(t.is_contiguous() and t.dtype == first.dtype for t in tensors)
+    )
 
 
 def are_transformed(tensors: Iterable[Tensor]) -> bool:

@@ -15,7 +15,7 @@ A fit:      what the engine adds to 10 and 110 steps (benchmarks/small_fits.py).
 A peer may be used in several ways: images in the usual order or channels last, and for prediction all inputs
 at once or 250 at a time. Its fastest way is found by two calls each; then all contenders take turns of 30 ms,
 so that another program's load falls on all. A time is the median over the rounds, a ratio the median of the
-rounds' ratios. Times are the process's own, which on an idle machine is what passes.
+rounds' ratios, told with its quartiles. Times are the process's own, which on an idle machine is what passes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from typing import Any
 import torch
 from contenders import OURS, PEERS, Contender, Floor, Work, why_not
 from memory import peak
-from timing import SECONDS_PER_TURN, interleaved, median, print_table, ratio, seconds, write
+from timing import SECONDS_PER_TURN, interleaved, median, print_table, quartiles, ratio, seconds, write
 from torch import nn
 
 from bench import networks
@@ -238,17 +238,21 @@ def times(
     return rows, measured
 
 
-def against(measured: dict[str, list[float]], method: str, others: Sequence[str]) -> tuple[str, float] | None:
+Against = tuple[str, float, float, float]
+"""The name of another, and of the rounds' ratios to its time the median and both quartiles."""
+
+
+def against(measured: dict[str, list[float]], method: str, others: Sequence[str]) -> Against | None:
     """The fastest of the others, and the ratio of a method's time to its; None without others."""
     if not others:
         return None
     best = min(others, key=lambda name: median(measured[name]))
-    return best, ratio(measured, method, best)
+    return best, ratio(measured, method, best), *quartiles(measured, method, best)
 
 
-def goal(what: str, method: str, largest: float | None, found: tuple[str, float] | None) -> dict:
+def goal(what: str, method: str, largest: float | None, found: Against | None) -> dict:
     """A row of the table of goals."""
-    to, value = found or (None, None)
+    to, value, lower, upper = found or (None, None, None, None)
     missed = largest is not None and value is not None and value > largest
     verdict = (
         "no goal" if largest is None else "not measured" if value is None else "missed" if missed else "hit"
@@ -258,6 +262,8 @@ def goal(what: str, method: str, largest: float | None, found: tuple[str, float]
         "method": method,
         "against": to,
         "ratio": value,
+        "lower": lower,
+        "upper": upper,
         "goal": largest,
         "verdict": verdict,
     }
@@ -350,10 +356,14 @@ def fits(rounds: int) -> tuple[list[dict], list[dict]]:
     print("a fit beyond its steps", file=sys.stderr, flush=True)
     rows, step = overhead(rounds)
     added = {
-        "a fit of 10 steps, ms beyond them": (rows[0]["extra_milliseconds"], LARGEST_EXTRA_PER_FIT),
-        "a step of a fit, ms beyond it": (step["extra_milliseconds"], LARGEST_EXTRA_PER_STEP),
+        "a fit of 10 steps, ms beyond them": (rows[0], LARGEST_EXTRA_PER_FIT),
+        "a step of a fit, ms beyond it": (step, LARGEST_EXTRA_PER_STEP),
     }
-    return rows, [goal(what, "mfvi", most, ("a bare loop", value)) for what, (value, most) in added.items()]
+    names = ("extra_milliseconds", "extra_lower", "extra_upper")
+    return rows, [
+        goal(what, "mfvi", most, ("a bare loop", *(row[name] for name in names)))
+        for what, (row, most) in added.items()
+    ]
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:

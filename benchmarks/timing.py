@@ -49,6 +49,12 @@ def ratio(measured: dict[str, list[float]], name: str, to: str) -> float:
     return median(a / b for a, b in zip(measured[name], measured[to], strict=True))
 
 
+def quartiles(measured: dict[str, list[float]], name: str, to: str) -> tuple[float, float]:
+    """Lower and upper quartile of the same ratios."""
+    ratios = sorted(a / b for a, b in zip(measured[name], measured[to], strict=True))
+    return ratios[(len(ratios) - 1) // 4], ratios[-1 - (len(ratios) - 1) // 4]
+
+
 def processor() -> str:
     """Model of the processor."""
     information = Path("/proc/cpuinfo")

@@ -168,7 +168,7 @@ class NaturalGradient(torch.optim.Optimizer):
         groups = [{"params": list(pair)} for pair in pairs] + ([{"params": others}] if others else [])
         super().__init__(groups, {"lr": settings.learning_rate})
         self.decay, self.num_train, self.settings = decay, num_train, settings
-        self.vectors: tuple[Tensor, ...] | None = None  # `decay` over all weights
+        self.vectors: tuple[Tensor | None, Tensor] | None = None
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -180,34 +180,45 @@ class NaturalGradient(torch.optim.Optimizer):
         pairs = self.param_groups[: len(self.decay)]
         means, log_scales = ([group["params"][i] for group in pairs] for i in (0, 1))
         if self.vectors is None:
-            self.vectors = tuple(
-                as_vector([part.expand_as(m) for part, m in zip(parts, means, strict=True)])
-                for parts in zip(*self.decay, strict=True)
-            )
+            self.vectors = self._vectors(means)
         centre, delta = self.vectors
         mean, log_scale = join(means), join(log_scales)  # [d]
-        x = join([s.grad for s in log_scales]) * ((1 - self.settings.beta2) * self.num_train)
-        log_scale -= x.square().mul_(0.5).add_(x).log1p_().mul_(0.5)
-        pull = (mean - centre).mul_(delta)
-        rate = (log_scale - math.log(self.settings.initial_scale)).mul_(2).exp_().mul_(pairs[0]["lr"])
-        mean -= rate.mul_(self._averaged(means, join([m.grad for m in means]) - pull).add_(pull))
+        slope, c = join([s.grad for s in log_scales]), (1 - self.settings.beta2) * self.num_train
+        growth = torch.addcmul(slope, slope, slope, value=0.5 * c).mul_(c)  # x + x^2 / 2, x = c slope
+        log_scale.add_(growth.log1p_(), alpha=-0.5)
+        # The pull to the prior is taken out of the gradient that is averaged, and acts at once.
+        from_prior = mean if centre is None else mean - centre
+        gradient = join([m.grad for m in means]).addcmul(from_prior, delta, value=-1)
+        momentum, bias = self._averaged(means, gradient)
+        step = torch.addcmul(momentum, from_prior, delta * bias)
+        variance = log_scale.mul(2).exp_()
+        mean.addcmul_(variance, step, value=-pairs[0]["lr"] / bias / self.settings.initial_scale**2)
         give(mean, means)
         give(log_scale, log_scales)
         for group in self.param_groups[len(pairs) :]:
             for parameter in group["params"]:
-                parameter -= group["lr"] * self._averaged([parameter], parameter.grad.flatten()).view_as(
-                    parameter
-                )
+                momentum, bias = self._averaged([parameter], parameter.grad.flatten())
+                parameter.sub_(momentum.view_as(parameter), alpha=group["lr"] / bias)
         return loss
 
-    def _averaged(self, parameters: list[Tensor], gradient: Tensor) -> Tensor:
-        """Running mean of the gradients `[d]` of parameters, without the bias of its start at 0."""
+    def _vectors(self, means: list[Tensor]) -> tuple[Tensor | None, Tensor]:
+        """The decay over all weights: the prior's means, None where 0, and delta; `[d]` or one number."""
+        centre, delta = (
+            as_vector([part.expand_as(m) for part, m in zip(parts, means, strict=True)])
+            for parts in zip(*self.decay, strict=True)
+        )
+        return centre if centre.any() else None, delta
+
+    def _averaged(self, parameters: list[Tensor], gradient: Tensor) -> tuple[Tensor, float]:
+        """Running mean of the gradients `[d]` of parameters, and the factor of it due to its start at 0."""
         states, beta1 = [self.state[p] for p in parameters], self.settings.beta1
-        momentum = gradient * (1 - beta1)
-        if "momentum" in states[0]:
-            momentum.add_(join([state["momentum"] for state in states]), alpha=beta1)
-        parts = momentum.split([p.numel() for p in parameters])
-        for state, p, part in zip(states, parameters, parts, strict=True):
+        momenta = [state.get("momentum") for state in states]
+        momentum = join(momenta) if momenta[0] is not None else torch.zeros_like(gradient)
+        if momenta[0] is None or momentum.data_ptr() != momenta[0].data_ptr():  # new, or from a checkpoint
+            parts = momentum.split([p.numel() for p in parameters])
+            for state, p, part in zip(states, parameters, parts, strict=True):
+                state["momentum"] = part.view_as(p)
+        momentum.mul_(beta1).add_(gradient, alpha=1 - beta1)
+        for state in states:
             state["steps"] = state.get("steps", 0) + 1
-            state["momentum"] = part.view_as(p)
-        return momentum / (1 - beta1 ** states[0]["steps"])
+        return momentum, 1 - beta1 ** states[0]["steps"]

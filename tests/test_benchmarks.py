@@ -97,12 +97,17 @@ def test_every_contender_is_measured_and_goals_are_held_against_bounds(scripts, 
 def test_a_goal_is_held_against_the_fastest_way_of_the_fastest_peer(scripts):
     measured = {"mfvi": [2.0, 2.0, 2.2], "slow": [9.0, 9.0, 9.0], "fast": [4.0, 2.0, 4.0]}
     found = scripts.peers.against(measured, "mfvi", ["slow", "fast"])
-    assert found == ("fast", 0.55)  # the median of 0.5, 1 and 0.55
+    assert found == ("fast", 0.55, 0.5, 1.0)  # of 0.5, 1 and 0.55
     assert scripts.peers.goal("x", "mfvi", 0.5, found)["verdict"] == "missed"
     assert scripts.peers.goal("x", "mfvi", 0.55, found)["verdict"] == "hit"
     assert scripts.peers.goal("x", "mfvi", 0.5, scripts.peers.against(measured, "mfvi", []))["verdict"] == (
         "not measured"
     )
+
+
+def test_quartiles_leave_a_quarter_of_the_rounds_below_and_above(scripts):
+    measured = {"mfvi": [5.0, 1.0, 9.0, 3.0, 7.0, 2.0, 8.0, 4.0, 6.0], "other": 9 * [1.0]}
+    assert scripts.peers.quartiles(measured, "mfvi", "other") == (3, 7)
 
 
 def test_of_several_ways_the_fastest_is_taken(scripts):

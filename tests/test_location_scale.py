@@ -115,6 +115,31 @@ def test_the_comparison_sees_a_wrong_derivative(monkeypatch):
     assert max((a - b).abs().max() for a, b in zip(found[2], expected[2], strict=True)) > 1e-3
 
 
+@pytest.mark.parametrize("num_samples", [1, 3])
+def test_a_tensor_whose_draw_is_not_used_gets_the_divergence_alone(num_samples):
+    """Of one draw's square and the divergence, against the path by tensor."""
+    method = method_of("mfvi", priors.normal())
+    noise = method.draw_noise(num_samples, generator(2))
+    found = []
+    for one in (method, by_tensor(method)):
+        weights, divergence = one.draw(one.posterior(), noise, one.prior)
+        total = next(iter(weights.values())).square().sum() + divergence
+        found.append(torch.autograd.grad(total, list(one.parameters())))
+    assert_close(*found, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("spread", [1, 60])
+@pytest.mark.parametrize("size", [1, 3, 4, 4001])
+def test_logarithms_are_summed_by_products_of_four(size, spread):
+    """In float32; with exponents to 1e-26 and 1e26 a product of four leaves its range, and no sum may."""
+    values = (torch.randn(size, generator=generator()).clamp(-3, 3) * spread / 3).exp()
+    exact = values.double().log()
+    error = (location_scale.sum_of_logs(values).double() - exact.sum()).abs()
+    assert error <= 1e-6 * exact.abs().sum()
+    if (size, spread) == (4001, 60):  # the negative control
+        assert not values[:4000].view(4, 1000).prod(0).log().isfinite().all()
+
+
 def test_second_derivatives_are_refused():
     """They would lack what goes through the scales, which the graph does not hold."""
     method = method_of("mfvi", priors.normal())

@@ -104,13 +104,13 @@ def speed() -> str:
             row["what"],
             f"`{row['method']}`",
             row["against"],
-            f"{row['ratio']:.2f}",
+            f"{row['ratio']:.2f} ({row['lower']:.2f} to {row['upper']:.2f})",
             f"{row['goal']:.2f}",
             row["verdict"],
         ]
         for row in measured["goals"]
     ]
-    header = ["what", "method", "against", "ratio", "goal: at most", "verdict"]
+    header = ["what", "method", "against", "ratio (quartiles)", "goal: at most", "verdict"]
     others = ", ".join(f"{name} {v}" for name, v in measured["versions"].items() if name != "posterior-bench")
     return f"{table(header, rows)}\n\n{measured['date']}, {measured['device']}, one thread; {others}."
 

@@ -1,5 +1,6 @@
 """IVON against the authors' own package, step by step from the same noise, and against a closed form."""
 
+import copy
 import math
 from dataclasses import replace
 
@@ -159,6 +160,36 @@ def test_learning_rate_goes_by_a_cosine():
         found["optimizer"].step()
         found["lr_scheduler"].step()
     assert rates == pytest.approx([0.05, 0.05 * 0.8535534, 0.025, 0.05 * 0.1464466])
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+@pytest.mark.parametrize("mean", [0.0, 0.3])
+def test_steps_are_the_formula_weight_by_weight(mean, is_resumed):
+    """Given gradients, whatever the prior's mean; after half of them the optimiser is made from its state."""
+    method = method_of(replace(problems.known_noise(), prior=priors.normal(mean, STD)), **CHOSEN)
+    n, delta = method.problem.num_train, 1 / (method.problem.num_train * STD**2)
+    m, r = (
+        nn.utils.parameters_to_vector(p).detach().clone()
+        for p in (method.network.parameters(), method.log_scale)
+    )
+    momentum, optimizer = torch.zeros_like(m), method.configure_optimizers()["optimizer"]
+    for step in range(1, 5):
+        for p in method.parameters():
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(step)).to(p)
+        g, h = (
+            torch.cat([p.grad.flatten() for p in part])
+            for part in (method.network.parameters(), method.log_scale)
+        )
+        optimizer.step()
+        x = (1 - 0.95) * n * h
+        r = r - 0.5 * (1 + x + x**2 / 2).log()
+        momentum = 0.8 * momentum + 0.2 * (g - delta * (m - mean))
+        m = m - 0.05 * (2 * r).exp() / 0.3**2 * (momentum / (1 - 0.8**step) + delta * (m - mean))
+        assert_close(nn.utils.parameters_to_vector(method.network.parameters()).detach(), m)
+        assert_close(nn.utils.parameters_to_vector(method.log_scale).detach(), r)
+        if is_resumed and step == 2:
+            kept, optimizer = optimizer.state_dict(), method.configure_optimizers()["optimizer"]
+            optimizer.load_state_dict(copy.deepcopy(kept))
 
 
 def test_parameters_of_the_likelihood_go_by_averaged_gradients():
