@@ -97,7 +97,7 @@ class HMC(Method):
 
     settings_class = Settings
     approximates = "the posterior by draws of Markov chains that leave it invariant"
-    declares = "exact in the limit of steps", {"burn": 60, "kept": 100, "leapfrog_steps": 6}
+    declares = "exact in the limit of steps", {"burn": 80, "kept": 200, "step_jitter": 0.5}
     provides = frozenset({"weight_samples", "moments", "weighted", "invariant"})
     data_parallel = False
     compilable = "stride"

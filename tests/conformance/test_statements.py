@@ -5,7 +5,9 @@ Each control is a method with one fault that the laws of shapes, gradients and b
 
 # ruff: noqa: D102
 
+import inspect
 import math
+from pathlib import Path
 
 import pages
 import pytest
@@ -31,6 +33,7 @@ from bench.methods.swag import SWAG
 from bench.methods.vbll import VBLL
 from bench.priors import normal_tensor
 from bench.runs import registry
+from bench.system import source
 from bench.weights import forward
 from conformance import problems
 
@@ -47,6 +50,7 @@ def test_a_statement_is_declared(entry):
     """One of the closed list, on one line of the method's file, with settings that it has."""
     _, values = statements.declaration(entry.cls)
     assert values.keys() <= set(entry.flags()) | set(entry.fixed)
+    assert len(source._DECLARED.findall(Path(inspect.getfile(entry.cls)).read_bytes())) == 1
 
 
 @pytest.mark.slow
