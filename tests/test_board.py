@@ -12,9 +12,11 @@ from pathlib import Path
 import boards
 import numpy as np
 import pytest
+import safetensors.numpy
 from boards import Maker, example, identity, task_names
 
 from bench import cli
+from bench.data import array_digest
 from bench.errors import DataError, UsageError
 from bench.leaderboard.rank import board as boarding
 from bench.leaderboard.rank import pairing
@@ -113,9 +115,10 @@ def test_an_entry_of_others_is_named_with_its_slug(maker, build):
     three(maker, "theirs")
     board = build()
     assert {"method000", "method000 (theirs)"} <= rows(board).keys()
-    # The same predictions: what differs is nothing, and they tie.
+    # The same predictions: what differs is nothing, and whoever came later is held.
     one, other = rows(board)["method001"], rows(board)["method001 (theirs)"]
-    assert (one["mean"], one["ranks"]) == (other["mean"], other["ranks"])
+    assert one["mean"] == other["mean"]
+    assert (one["status"], other["status"]) == ("ranked", "held")
 
 
 def test_compare_pages_count_who_is_better_on_each_example(maker, build):
@@ -182,8 +185,8 @@ def test_few_seeds_and_gaps_between_them_are_not_ranked(maker, build):
 
 def test_withdrawn_and_superseded_are_struck_out_and_stay(maker, build, tmp_path):
     three(maker)
-    three(maker, "theirs", methods=(2,))
-    three(maker, "older", methods=(1,))
+    three(maker, "theirs", methods=(3,))
+    three(maker, "older", methods=(4,))
     before = ranked(build())
     (tmp_path / "status.toml").write_text(
         '[theirs]\nwithdrawn = "a bug"\n[older]\nsuperseded_by = "reference"\n[reference]\ntier = "re-run"\n'
@@ -191,11 +194,61 @@ def test_withdrawn_and_superseded_are_struck_out_and_stay(maker, build, tmp_path
     found = rows(board := build())
     assert len(before) == 5
     assert ranked(board) == ["method002", "method001", "method000"]
-    assert found["method002 (theirs)"]["status"] == "withdrawn"
-    assert found["method002 (theirs)"]["why"] == "withdrawn: a bug"
-    assert found["method001 (older)"]["why"] == "superseded: by reference"
+    assert found["method003 (theirs)"]["status"] == "withdrawn"
+    assert found["method003 (theirs)"]["why"] == "withdrawn: a bug"
+    assert found["method004 (older)"]["why"] == "superseded: by reference"
     assert found["method001"]["tier"] == "re-run"
-    assert found["method002 (theirs)"]["mean"] == found["method002"]["mean"]
+    assert found["method003 (theirs)"]["mean"] is not None
+
+
+def copied(maker, slug, seeds=(1, 2, 0)):
+    """The runs of `method001` of task 0 as another method's, in this order of their seeds."""
+    for seed, source in enumerate(seeds):
+        run = maker.run(slug, 0, "copy", seed, 1.3, method_number=1)
+        twin = maker.folder / "reference" / identity(0) / "method001" / f"seed{source}"
+        arrays = safetensors.numpy.load((twin / "arrays.safetensors").read_bytes())
+        record = json.loads((run / "record.json").read_text())
+        record["metrics"] = maker.task(0).score(arrays)
+        record["provenance"]["arrays_digest"] = array_digest(arrays)
+        (run / "arrays.safetensors").write_bytes(safetensors.numpy.save(arrays))
+        (run / "record.json").write_text(json.dumps(record))
+    return maker.seal(slug)
+
+
+def test_a_flagged_entry_is_held_until_a_maintainer_clears_the_flag(maker, build, tmp_path):
+    three(maker)
+    copied(maker, "thief")
+    held = rows(build())["copy (thief)"]
+    assert (held["status"], held["ranks"]) == ("held", None)
+    assert held["why"].startswith("held for a maintainer's word: copy: seed 0 is seed 1 of method001")
+    assert held["flags"] == [["copy", held["why"].partition("word: copy: ")[2], ""]]
+    status = tmp_path / "status.toml"
+    entry = f"{identity(0)}/copy"
+    status.write_text(f'[thief.cleared."{entry}"]\nseeds = "another flag"\n')
+    assert rows(build())["copy (thief)"]["status"] == "held"
+    status.write_text(f'[thief.cleared."{entry}"]\ncopy = "its author is ours"\n')
+    cleared = rows(build())["copy (thief)"]
+    assert (cleared["status"], cleared["flags"][0][2]) == ("ranked", "its author is ours")
+    for words in (f'"{entry}"]\nbeauty = "x"', '"elsewhere/copy"]\ncopy = "x"'):
+        status.write_text(f"[thief.cleared.{words}\n")
+        with pytest.raises(UsageError, match=r"status\.toml: (there is no screen|thief has no entry)"):
+            build()
+
+
+def test_a_copy_that_comes_later_holds_nobody_back(maker, build, tmp_path):
+    """What came to the board first, `owners.toml` says by its order, and no date that a record claims."""
+    three(maker)
+    copied(maker, "second")
+    copied(maker, "first", (2, 0, 1))
+    (tmp_path / "status.toml").write_text(
+        f'[first.cleared."{identity(0)}/copy"]\ncopy = "it is the original"\n'
+    )
+    (tmp_path / "owners.toml").write_text('first = "ada"\nsecond = "bob"\n')
+    found = rows(build())
+    assert (found["copy (first)"]["status"], found["copy (second)"]["status"]) == ("ranked", "held")
+    (tmp_path / "owners.toml").write_text("[")
+    with pytest.raises(UsageError, match=r"owners\.toml"):
+        build()
 
 
 def test_first_tie_group_is_provisional_until_its_entries_are_re_run(maker, build, tmp_path):

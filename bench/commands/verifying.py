@@ -18,7 +18,7 @@ def verify(arguments: list[str]) -> int:
         "With --rerun one a seed is made again, too. docs/leaderboard.md lists the codes.",
     )
     parser.add_argument("DIR", type=folder, help="directory of the submission, named by its slug")
-    parser.add_argument("--json", action="store_true", help="print status, code, message and tier as JSON")
+    parser.add_argument("--json", action="store_true", help="print all that was found as JSON")
     parser.add_argument(
         "--data-dir",
         type=folder,
@@ -57,6 +57,8 @@ def verify(arguments: list[str]) -> int:
     else:
         named = f" ({verdict.tier})" if verdict.tier else f" ({verdict.code})"
         output.print(f"{verdict.status}{named}: {verdict.message}", soft_wrap=True)
+        for entry, screen, reason in verdict.flags:
+            output.print(f"held for a maintainer's word: {entry}: {screen}: {reason}", soft_wrap=True)
     if drawn is not None and verdict.status == "accepted":
         slug = Path(chosen.DIR).resolve().name
         errors.print(f'bench: for status.toml:\n[{slug}]\ntier = "re-run"\ndrawn = "{drawn}"', soft_wrap=True)

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -50,11 +51,15 @@ class Question(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A code of `CODES`, a message in one line, and the tier of an accepted submission."""
+    """A code of `CODES`, a message in one line, and the tier of an accepted submission.
+
+    `flags` are what the screens saw of its entries: task and method, name of the screen, reason.
+    """
 
     code: str
     message: str
     tier: str | None
+    flags: Sequence[tuple[str, str, str]] = ()
 
 
 def ask(question: Question) -> Answer:
@@ -162,8 +167,8 @@ def answer(question: Question) -> Answer:
         checked = check(Path(question.directory), against, Path(question.store))
         if question.kind == "structure":
             return Answer(ACCEPTED, "", None)
-        scored = score(checked, question.data_dir)
-        return Answer(ACCEPTED, scored.message, scored.tier)
+        scored = score(checked, question.data_dir, against, Path(question.store))
+        return Answer(ACCEPTED, scored.message, scored.tier, scored.flags)
     except Rejected as reason:
         return Answer(reason.code, str(reason), None)
     except absent.Needed as name:

@@ -11,12 +11,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import tomllib
 from pathlib import Path, PurePosixPath
 from typing import Final
 
 from bench.errors import BenchError
-from bench.leaderboard.evidence.submission import OURS, SLUG
+from bench.leaderboard.evidence.submission import OURS, OWNERS, SLUG, owners
 from bench.text import one_line
 
 _HOME: Final = "leaderboard/submissions/"
@@ -63,7 +62,7 @@ def slugs(base: Path, head: Path, account: str, is_maintainer: bool = False) -> 
         raise Refused("a submission is deleted: ask the maintainers to withdraw it, it stays visible")
     (slug,) = there
     if any(path.startswith(f"{_HOME}{slug}/") for path in before):
-        owner = None if slug == OURS else _owners(base).get(slug)
+        owner = None if slug == OURS else owners(base / "leaderboard" / OWNERS.name).get(slug)
         if owner is None or owner.casefold() != account.casefold():
             raise Refused(
                 f"{slug} is on the board already and does not belong to the account of this request"
@@ -78,14 +77,6 @@ def _tree(checkout: Path) -> dict[str, str]:
     ).stdout.decode(errors="surrogateescape")
     lines = (line.split("\t", 1) for line in listed.split("\0")[:-1])
     return {path: what for what, path in lines}
-
-
-def _owners(base: Path) -> dict[str, str]:
-    """Slug -> account, as the maintainers wrote it on the base branch."""
-    try:
-        return tomllib.loads((base / "leaderboard" / "owners.toml").read_text())
-    except FileNotFoundError:
-        return {}
 
 
 def main(words: list[str]) -> int:

@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -24,8 +25,12 @@ from bench.contract import Task
 from bench.data import array_digest
 from bench.errors import BenchError
 from bench.leaderboard.check.codes import Rejected
+from bench.leaderboard.check.reading import arrays_of, read_header
+from bench.leaderboard.check.screens import Gallery, Seen, examine, look
 from bench.leaderboard.check.structure import Checked, HandedIn
 from bench.leaderboard.check.truth import Truth
+from bench.leaderboard.evidence.store import STORE, found, listed
+from bench.leaderboard.evidence.submission import entry_name, seed_of
 from bench.runs import registry, resolution
 from bench.runs.records import RELATIVE, Record, RecordedTask, same, split_metrics
 from bench.settings import build
@@ -37,10 +42,17 @@ NORMALISED_WITHIN: Final = 2e-3
 
 @dataclass(frozen=True)
 class Scored:
-    """What stands of an accepted submission: its tier, and what was checked, in words."""
+    """What stands of an accepted submission.
+
+    Attributes:
+        tier: How far its numbers can be trusted.
+        message: What was checked, in words.
+        flags: What the screens saw of its entries: task and method, name of the screen, reason.
+    """
 
     tier: str
     message: str
+    flags: list[tuple[str, str, str]]
 
 
 @dataclass(frozen=True)
@@ -60,12 +72,16 @@ class Posed:
     truth: Truth
 
 
-def score(checked: Checked, data_dir: str | None = None) -> Scored:
-    """Checks the scores of a submission whose structure stands.
+def score(
+    checked: Checked, data_dir: str | None = None, against: Path | None = None, store: Path = STORE
+) -> Scored:
+    """Checks the scores of a submission whose structure stands, and screens its entries.
 
     Args:
         checked: The submission.
         data_dir: Folder of data files; None to search the usual places.
+        against: Folder of submissions whose predictions the screens compare with; its slug is passed over.
+        store: Folder of arrays by their SHA-256.
 
     Raises:
         Rejected: With the first reason found.
@@ -88,7 +104,10 @@ def score(checked: Checked, data_dir: str | None = None) -> Scored:
         if unseen
         else "targets compared with the tasks' own"
     )
-    return Scored(min(map(tier, posed.values()), key=TIERS.index), told)
+    flags, absent = _screened(checked, posed, against, store)
+    if absent:
+        told += f"; not compared with {absent} runs on the board, whose arrays are not here"
+    return Scored(min(map(tier, posed.values()), key=TIERS.index), told, flags)
 
 
 TIERS: Final = ("targets unseen", "self-reported", "recomputed")
@@ -113,6 +132,68 @@ def _refuse_few_seeds(checked: Checked, posed: dict[str, Posed]) -> None:
     for (identity, cell), count in counts.items():
         if count < (least := posed[identity].task.spec.min_seeds):
             raise Rejected("seeds-too-few", f"{cell} has {count} seeds; the task asks for {least}")
+
+
+# --------------------------------------------------------------------------------------------------- screens
+
+
+def _screened(
+    checked: Checked, posed: Mapping[str, Posed], against: Path | None, store: Path
+) -> tuple[list[tuple[str, str, str]], int]:
+    """The flags of a submission's entries, and how many runs on the board they could not be compared with."""
+    flags: list[tuple[str, str, str]] = []
+    absent = 0
+    for identity, task in posed.items():
+        own: dict[str, list[Seen]] = {}
+        cells: dict[str, str] = {}
+        for run in checked.runs:
+            if run.record.task.identity == identity:
+                name = entry_name(run.cell.rpartition("/")[2], checked.submission.slug)
+                seen = own.setdefault(name, [])
+                cells[name] = run.cell
+                if run.record.status == "completed":
+                    seen.append(examine(run.record.seed, run.arrays(), run.record.metrics, task.task))
+        others, lacking = _others(identity, task, checked.submission.slug, against, store)
+        absent += lacking
+        gallery = Gallery(others | own)
+        for name, cell in cells.items():
+            flags += [(cell, *flag) for flag in gallery.flags(name, others)]
+    return flags, absent
+
+
+def _others(
+    identity: str, posed: Posed, slug: str, against: Path | None, store: Path
+) -> tuple[dict[str, list[Seen]], int]:
+    """What screens see of other submissions' entries on a task, and how many of their runs are not here."""
+    seen: dict[str, list[Seen]] = {}
+    absent = 0
+    for other in sorted(against.iterdir()) if against is not None and against.is_dir() else []:
+        for path in sorted((other / identity).glob("*/seed*/record.json")) if other.name != slug else []:
+            try:
+                arrays = _on_board(path.parent, other, store)
+                if misfit(posed.layouts, {n: (a.dtype.name, a.shape) for n, a in arrays.items()}):
+                    continue
+                name = entry_name(path.parts[-3], other.name)
+                run = look(seed_of(path.parent), arrays)
+                seen.setdefault(name, []).append(run)
+            except (BenchError, OSError):
+                absent += 1
+    return {name: sorted(runs, key=lambda run: run.seed) for name, runs in seen.items()}, absent
+
+
+def _on_board(run: Path, submission: Path, store: Path) -> Arrays:
+    """The arrays of a run of another submission, beside its record or in the store.
+
+    Raises:
+        Rejected: If they are not of the form of safetensors.
+        OSError: If they are not here.
+    """
+    path = run / "arrays.safetensors"
+    if not path.exists():
+        digest = listed(submission).get(path.relative_to(submission).as_posix(), "")
+        path = found(digest, store=store) or path
+    content = path.read_bytes()
+    return arrays_of(content, read_header(content, run.name))
 
 
 # ----------------------------------------------------------------------------------------------------- tasks

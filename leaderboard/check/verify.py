@@ -4,6 +4,7 @@
     structure  a child without torch: JSON, headers, digests, seeds, duplicates          `structure.check`
     scores     a second child: every metric computed again, targets compared             `scoring.score`
                without torch; in a third one with it, unless the second one accepts
+    screens    in the same child: what no honest entry has, which holds one back         `screens.Gallery`
 
 Nothing of a submission is executed, and no name of a method is resolved: it is a label. Every reason has a
 code that stays (`codes.py`).
@@ -13,9 +14,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from bench.errors import UsageError
 from bench.leaderboard.check.children import Answer, Question, ask
@@ -39,14 +41,17 @@ class Verdict:
         tier: Of an accepted one: `recomputed`, if every metric follows from the predictions and the task's
             own targets; `self-reported`, if one is the method's own word; `targets unseen`, if nobody here
             can know the targets.
+        flags: What the screens (`screens.py`) saw of an accepted one: task and method, name of the screen,
+            reason. An entry with a flag is held for a maintainer's word.
     """
 
     status: Literal["accepted", "rejected"]
     code: str
     message: str
     tier: str | None
+    flags: Sequence[tuple[str, str, str]] = ()
 
-    def as_dict(self) -> dict[str, str | None]:
+    def as_dict(self) -> dict[str, Any]:
         """The verdict as JSON has it."""
         return asdict(self)
 
@@ -63,7 +68,8 @@ def verify(
         directory: The submission. Its name is the slug.
         data_dir: Folder of data files, searched before the usual places. Targets and data are compared where
             the task's data are found; nothing is downloaded.
-        against: Folder of submissions whose arrays this one must not have; its own slug is passed over.
+        against: Folder of submissions whose arrays this one must not have, nor with noise; its own slug is
+            passed over.
         store: Folder of arrays by their SHA-256, for arrays that are not beside their record.
 
     Raises:
@@ -76,7 +82,8 @@ def verify(
         files = tree(root).files
     except Rejected as reason:
         return Verdict("rejected", reason.code, str(reason), None)
-    bring(root / name.removesuffix("/record.json") for name in files if name.endswith("/record.json"))
+    runs = [root / name.removesuffix("/record.json") for name in files if name.endswith("/record.json")]
+    bring(runs + _of_same_tasks(runs, against))
     size = sum(found.st_size for found in files.values())
     data = data_dir or os.environ.get("BENCH_DATA")
     seconds = {"structure": 5 + size // (20 * 2**20), "scores": 120 + 30 * len(files)}
@@ -102,3 +109,11 @@ def verify(
             answer = asked("scores")
     status: Literal["accepted", "rejected"] = "accepted" if answer.code == ACCEPTED else "rejected"
     return Verdict(status, *answer)
+
+
+def _of_same_tasks(runs: Sequence[Path], against: Path | None) -> list[Path]:
+    """Runs of other submissions on the tasks of these."""
+    if against is None or not against.is_dir():
+        return []
+    tasks = sorted({run.parts[-3] for run in runs if len(run.parts) > 2})
+    return [path.parent for task in tasks for path in sorted(against.glob(f"*/{task}/*/seed*/record.json"))]

@@ -31,6 +31,8 @@ OURS: Final = "reference"
 """Slug of the project's own submission."""
 STATUS = Path(__file__).parent.parent / "status.toml"
 """The maintainers' words on submissions."""
+OWNERS = STATUS.with_name("owners.toml")
+"""Slug -> account of the forge, a line for each submission when it is adopted, in this order."""
 
 SCHEMA_VERSION: Final = 1
 NAME = re.compile(r"[A-Za-z0-9_+=,-][A-Za-z0-9_+=,.-]{0,119}")
@@ -48,6 +50,7 @@ _Link = Annotated[
         max_length=500, pattern=r"^https://[A-Za-z0-9.-]+(:[0-9]{1,5})?([/?#][^\s<>\"'`\\]*)?$"
     ),
 ]
+_Reason = Annotated[str, pydantic.StringConstraints(min_length=1, max_length=300)]
 _Licence = Annotated[str, pydantic.StringConstraints(max_length=64, pattern=r"^[A-Za-z0-9.+-]+$")]
 _Path = Annotated[str, pydantic.StringConstraints(max_length=400)]
 _Digest = Annotated[str, pydantic.StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -91,6 +94,11 @@ def run_name(task_identity: str, method_identity: str, seed: int) -> str:
     return f"{task_identity}/{method_identity.replace('~', '-')}/seed{seed}"
 
 
+def entry_name(method: str, slug: str) -> str:
+    """How verdicts and the board call a method of a submission; ours go without the slug."""
+    return method if slug == OURS else f"{method} ({slug})"
+
+
 def runs_in(submission: Path) -> Iterator[Path]:
     """Directories of a submission's runs, in order of task, method and seed."""
     found = [path.parent for path in submission.glob("*/*/seed*/record.json")]
@@ -128,14 +136,16 @@ class Word(pydantic.BaseModel):
         drawn: Which run that was, and by which randomness it was drawn.
         withdrawn: Why it was withdrawn; its entries stay, struck out.
         superseded_by: Slug of the submission that takes its place.
+        cleared: `task/method` -> screen -> why the entry passes in spite of that screen's flag.
     """
 
     model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True)
 
     tier: str | None = pydantic.Field(default=None, pattern="^re-run$")
     drawn: str | None = pydantic.Field(default=None, min_length=1, max_length=600)
-    withdrawn: str | None = pydantic.Field(default=None, min_length=1, max_length=300)
+    withdrawn: _Reason | None = None
     superseded_by: str | None = pydantic.Field(default=None, pattern=r"^[a-z0-9-]{1,64}$")
+    cleared: dict[str, dict[str, _Reason]] = pydantic.Field(default_factory=dict)
 
     @property
     def struck(self) -> str:
@@ -158,3 +168,17 @@ def words(status: Path = STATUS) -> dict[str, Word]:
         return {}
     except (OSError, ValueError) as error:
         raise UsageError(f"{status}: {one_line(error)}") from None
+
+
+def owners(file: Path = OWNERS) -> dict[str, str]:
+    """Whose submissions are, by slug in the order in which they were adopted.
+
+    Raises:
+        UsageError: If the file cannot be read; in one line.
+    """
+    try:
+        return tomllib.loads(file.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file}: {one_line(error)}") from None

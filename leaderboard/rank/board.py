@@ -23,6 +23,7 @@ import numpy as np
 
 from bench.errors import UsageError
 from bench.intervals import Interval
+from bench.leaderboard.check.screens import SCREENS
 from bench.leaderboard.evidence import submission as layout
 from bench.leaderboard.evidence.store import bring
 from bench.leaderboard.evidence.store import found as stored
@@ -105,7 +106,8 @@ def build(
     """Computes the board.
 
     Args:
-        submissions: Their folder. Beside it may stand `status.toml`, the maintainers' words, and `store`.
+        submissions: Their folder. Beside it may stand `status.toml`, the maintainers' words; `owners.toml`,
+            in whose order submissions came to the board; and `store`.
         cache: Folder for what was computed; None is the user's.
         imports: Own tasks, as `package.module:Class`.
         workers: Processes; None takes one for each processor where there is enough to do.
@@ -123,7 +125,10 @@ def build(
         bring(path.parent for path in submissions.glob("*/*/*/seed*/record.json"))
     if unknown := sorted(words.keys() - set(_inside(submissions))):
         raise UsageError(f"{status} names {unknown[0]}, of which there is no submission in {submissions}")
-    jobs = _gathered(board, submissions, beside / STORE, words)
+    adopted = [layout.OURS, *layout.owners(beside / layout.OWNERS.name)]
+    order = {slug: place for place, slug in enumerate(adopted)}
+    jobs = _gathered(board, submissions, beside / STORE, words, order)
+    _refuse_unknown_flags(status, words, board)
     if records is not None:
         jobs += _recorded(board, records)
     kept = Cache(folder(cache, submissions), imports)
@@ -189,7 +194,11 @@ def _manifest(directory: Path) -> layout.Submission:
 
 
 def _gathered(
-    board: Board, submissions: Path, store: Path, words: Mapping[str, layout.Word]
+    board: Board,
+    submissions: Path,
+    store: Path,
+    words: Mapping[str, layout.Word],
+    order: Mapping[str, int],
 ) -> list[TaskCells]:
     """Puts manifests and problems on the board; returns a job for every task."""
     cells: dict[str, list[tuple[Cell, str]]] = {}
@@ -207,10 +216,24 @@ def _gathered(
             runs, contents, digests = zip(*_hashed(cell, seeds, manifest.files, store), strict=True)
             board.records[task, slug, method] = dict(zip(seeds, contents, strict=True))
             struck, was_repeated = word.struck, word.tier is not None
-            said = [slug, method, struck, was_repeated, list(zip(seeds, digests, strict=True))]
-            found = Cell(slug, method, runs, struck, was_repeated)
+            adopted, cleared = order.get(slug, len(order)), word.cleared.get(f"{task}/{method}", {})
+            said = [slug, method, struck, was_repeated, adopted, cleared]
+            said.append(list(zip(seeds, digests, strict=True)))
+            found = Cell(slug, method, runs, struck, was_repeated, adopted, cleared)
             cells.setdefault(task, []).append((found, json.dumps(said)))
     return _jobs("task", cells)
+
+
+def _refuse_unknown_flags(status: Path, words: Mapping[str, layout.Word], board: Board) -> None:
+    """Refuses words that clear what there is not: they would clear nothing, and nobody would notice."""
+    entries = {(slug, f"{task}/{method}") for task, slug, method in board.records}
+    for slug, word in words.items():
+        for entry, cleared in word.cleared.items() if slug in board.submissions else ():
+            if (slug, entry) not in entries:
+                raise UsageError(f"{status}: {slug} has no entry {one_line(entry, 120)}")
+            if unknown := sorted(cleared.keys() - set(SCREENS)):
+                known = ", ".join(SCREENS)
+                raise UsageError(f"{status}: there is no screen {one_line(unknown[0], 40)}: {known}")
 
 
 def _jobs(kind: str, cells: Mapping[str, Sequence[tuple[Cell, str]]]) -> list[TaskCells]:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pydantic
 
-from bench.leaderboard.evidence.submission import OURS
+from bench.leaderboard.check.screens import Flag, Seen, examine, look
+from bench.leaderboard.evidence.submission import entry_name
 from bench.runs.records import Record, same
 from bench.spec import Arrays
 from bench.text import one_line
@@ -54,6 +55,9 @@ class Cell:
         runs: In order of the seeds.
         struck: Why it is out of the ranking, in the maintainers' words, such as "withdrawn: ..."; else empty.
         was_repeated: Whether maintainers ran it again.
+        adopted: Place among the submissions in the order in which they came to the board, ours at 0; those of
+            which that is not known share the last.
+        cleared: Screen -> why maintainers let the entry pass it.
     """
 
     slug: str
@@ -61,6 +65,8 @@ class Cell:
     runs: tuple[RunFiles, ...]
     struck: str = ""
     was_repeated: bool = False
+    adopted: int = 0
+    cleared: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -68,17 +74,15 @@ class Cell:
         return entry_name(self.method, self.slug)
 
 
-def entry_name(method: str, slug: str) -> str:
-    """How the board calls a method of a submission; ours go without the slug."""
-    return method if slug == OURS else f"{method} ({slug})"
-
-
 # ----------------------------------------------------------------------------------------------- of one run
 
 
 @dataclass(frozen=True, eq=False)
 class Scored:
-    """A run as far as it can be read; `problem` says what cannot, `is_recomputed` whether it was scored."""
+    """A run as far as it can be read; `problem` says what cannot, `is_recomputed` whether it was scored.
+
+    `seen` is what the screens keep of a run that was scored.
+    """
 
     files: RunFiles
     record: Record | None = None
@@ -86,6 +90,7 @@ class Scored:
     losses: np.ndarray | None = None
     is_recomputed: bool = False
     problem: str = ""
+    seen: Seen | None = None
 
     @property
     def value(self) -> float | None:
@@ -108,13 +113,14 @@ def read(files: RunFiles) -> Scored:
     return Scored(files, record, record.metrics)
 
 
-def scored(run: Scored, task: Task, known: Truth) -> Scored:
+def scored(run: Scored, task: Task, known: Truth, examined: bool = True) -> Scored:
     """The run with its metrics computed again, and its losses, where its arrays are here.
 
     Args:
         run: As it was read.
         task: Of its record.
         known: What is known of the task's own arrays; a run that has others has a problem.
+        examined: Whether the screens look at it by itself too; else others are compared with it alone.
     """
     files, record = run.files, run.record
     if record is None or record.status != "completed" or files.arrays is None:
@@ -125,6 +131,7 @@ def scored(run: Scored, task: Task, known: Truth) -> Scored:
             return replace(run, problem=f"seed {files.seed}: {name} is not the task's own")
         found = task.score(arrays)
         losses = task.losses(arrays)
+        seen = examine(files.seed, arrays, record.metrics, task) if examined else look(files.seed, arrays)
     except (Exception, SystemExit) as error:  # whatever arrays can lead a score to
         what = (
             f"could not be computed again: seed {files.seed}: {type(error).__name__}: {one_line(error, 120)}"
@@ -141,7 +148,7 @@ def scored(run: Scored, task: Task, known: Truth) -> Scored:
         return replace(run, metrics=metrics, losses=losses, problem=problem)
     if losses is not None:
         losses = np.asarray(losses, float)
-    return replace(run, metrics=metrics, losses=losses, is_recomputed=True)
+    return replace(run, metrics=metrics, losses=losses, is_recomputed=True, seen=seen)
 
 
 def load(path: str) -> Arrays:
@@ -167,11 +174,20 @@ def _short(value: float | None) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """An entry with its runs, and why it is not compared; `why` is empty if nothing speaks against it."""
+    """An entry with its runs, and why it is not compared; `why` is empty if nothing speaks against it.
+
+    `flags` are what the screens saw of it, `held` those of them that no maintainer has cleared.
+    """
 
     cell: Cell
     runs: tuple[Scored, ...]
     why: str = ""
+    flags: tuple[Flag, ...] = ()
+
+    @property
+    def held(self) -> list[Flag]:
+        """Flags that wait for a maintainer's word."""
+        return [flag for flag in self.flags if flag.screen not in self.cell.cleared]
 
     @property
     def name(self) -> str:

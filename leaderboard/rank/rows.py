@@ -34,8 +34,9 @@ class RunRow(TypedDict, total=False):
 class EntryRow(TypedDict, total=False):
     """An entry of a task.
 
-    `status` is ranked, not ranked, withdrawn or superseded; `why` says why it is not ranked. An entry of the
-    first tie group is `provisional` until maintainers have made a run of it again. `ranks` are the
+    `status` is ranked, not ranked, held, withdrawn or superseded; `why` says why it is not ranked. `flags`
+    has of each screen that saw something its name, the reason, and why a maintainer cleared it. An entry
+    of the first tie group is `provisional` until maintainers have made a run of it again. `ranks` are the
     first and the last that the data admit. `low` and `high` are None where there is no interval. `metrics`
     has mean and limits of every metric, `basis` what the interval is of. `declares` is what is said of the
     posterior in the method's file, empty if that is not here.
@@ -47,6 +48,7 @@ class EntryRow(TypedDict, total=False):
     folder: str
     status: str
     why: str
+    flags: list[list[str]]
     tier: str
     provisional: bool
     ranks: list[int] | None
@@ -116,8 +118,9 @@ def row(candidate: Candidate, place: Place, spec: Spec, targets_known: bool = Tr
         slug=cell.slug,
         method=record.method.identity if record else cell.method,
         folder=cell.method,
-        status="ranked" if place.ranks else struck or "not ranked",
+        status="ranked" if place.ranks else struck or ("held" if candidate.held else "not ranked"),
         why=escaped(place.why or candidate.why)[:LONGEST_REASON],
+        flags=[[*flag, cell.cleared.get(flag.screen, "")] for flag in candidate.flags],
         tier=tier,
         provisional=place.group == 1 and tier != "re-run",
         ranks=list(place.ranks) if place.ranks else None,

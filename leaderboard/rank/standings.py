@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from bench.errors import BenchError
 from bench.intervals import student
+from bench.leaderboard.check.screens import Gallery
 from bench.leaderboard.evidence.submission import OURS
 from bench.leaderboard.rank import pairing
 from bench.leaderboard.rank.cells import Candidate, Cell, Scored, load, read, scored
@@ -31,9 +32,11 @@ from bench.text import one_line
 
 if TYPE_CHECKING:
     from bench.contract import Task
+    from bench.leaderboard.check.truth import Truth
 
 NOT_HERE = "could not be computed again: its arrays are not here"
 ALONE = "the arrays of the project's entries, which it would stand beside, are not here"
+HELD = "held for a maintainer's word"
 UNSEEN = "nobody here can tell whether its test targets are the task's own"
 
 
@@ -65,7 +68,7 @@ def compute(identity: str, cells: Sequence[Cell], figures: bool = True) -> Compu
     except BenchError as error:
         return Computed(cleaned(_unknown(identity, candidates, one_line(error, LONGEST_REASON))), [], {})
     known = Truth(task, identity)
-    candidates = [replace(c, runs=tuple(scored(run, make(run), known) for run in c.runs)) for c in candidates]
+    candidates = [_scored(c, make, known) for c in candidates]
     protocol = (spec.version, known.data) if known.data else _protocol(candidates, spec)
     some = any(run.is_recomputed for c in candidates for run in c.runs)
     if _ours_are_absent(candidates):
@@ -73,6 +76,7 @@ def compute(identity: str, cells: Sequence[Cell], figures: bool = True) -> Compu
     candidates = [replace(c, why=_reasons(c, protocol, spec, some)) for c in candidates]
     if not known.is_known:
         candidates = _without_unseen(candidates)
+    candidates = _screened(candidates)
     candidates, standing = _ranked(candidates, spec)
     by_name = {candidate.name: candidate for candidate in candidates}
     higher = spec.metrics[spec.main_metric].higher_is_better
@@ -119,6 +123,12 @@ def recorded(identity: str, cells: Sequence[Cell]) -> Computed:
     return Computed(cleaned(table), [], {})
 
 
+def _scored(candidate: Candidate, make: Callable[[Scored], Task], known: Truth) -> Candidate:
+    """An entry with its runs scored; a stranger's runs are examined too."""
+    examined = candidate.cell.slug != OURS
+    return replace(candidate, runs=tuple(scored(run, make(run), known, examined) for run in candidate.runs))
+
+
 def _reasons(entry: Candidate, protocol: tuple[int, str], spec: Spec, some_recomputed: bool) -> str:
     """Why an entry cannot stand in the ranking; empty if it can."""
     if entry.cell.struck:
@@ -159,6 +169,28 @@ def _without_unseen(candidates: list[Candidate]) -> list[Candidate]:
     if all(c.cell.slug != OURS or c.why for c in candidates):
         return candidates
     return [replace(c, why=c.why or (UNSEEN if c.cell.slug != OURS else "")) for c in candidates]
+
+
+def _screened(candidates: list[Candidate]) -> list[Candidate]:
+    """Holds strangers' entries back that the screens flag and no maintainer cleared.
+
+    An entry is compared with those that were on the board before it, so that a copy that is handed in later
+    holds nobody back; where neither is known to be the first, each is compared with the other.
+    """
+    if all(c.cell.slug == OURS for c in candidates):
+        return candidates
+    gallery = Gallery({c.name: [run.seen for run in c.runs if run.seen is not None] for c in candidates})
+
+    def screened(one: Candidate) -> Candidate:
+        own = one.cell
+        if one.why or own.slug == OURS or own.was_repeated:  # no copy gives its numbers when it is run again
+            return one
+        before = [c.name for c in candidates if c.cell.slug != own.slug and c.cell.adopted <= own.adopted]
+        one = replace(one, flags=tuple(gallery.flags(one.name, before)))
+        held = "; ".join(f"{flag.screen}: {flag.reason}" for flag in one.held)
+        return replace(one, why=f"{HELD}: {held}") if held else one
+
+    return [screened(one) for one in candidates]
 
 
 def _entry(candidate: Candidate, spec: Spec) -> Entry:

@@ -13,6 +13,25 @@ TESTS = Path(__file__).parent.parent
 
 RULES: dict[str, dict[str, tuple[str, ...]]] = {
     # Rule -> cases of the corpus, and test files with their tests.
+    "what no honest entry has is held for a maintainer's word": {
+        "hostile/test_screens.py": (
+            "test_no_entry_of_the_project_is_flagged",
+            "test_copies_with_noise_and_permuted_seeds_are_caught",
+            "test_another_temperature_is_caught",
+            "test_means_of_two_entries_are_caught",
+            "test_one_run_as_three_seeds_is_caught",
+            "test_distances_below_the_floor_are_flagged",
+            "test_fewer_errors_than_the_best_published",
+            "test_scores_that_are_the_loss_are_flagged",
+            "test_information_lies_between_nothing_and_the_entropy",
+            "test_deviations_that_are_the_errors_are_flagged",
+        ),
+        "hostile/test_cheats.py": ("test_a_cheat_gets_its_answer", "test_a_request_gets_its_answer"),
+        "test_board.py": (
+            "test_a_flagged_entry_is_held_until_a_maintainer_clears_the_flag",
+            "test_a_copy_that_comes_later_holds_nobody_back",
+        ),
+    },
     "nothing is executed or unpickled": {
         "corpus": ("pickle", "pickle for arrays", "code", "task that is code", "task of one's own"),
         "test_architecture.py": (
