@@ -122,16 +122,21 @@ def look(seed: int, arrays: Arrays) -> Seen:
         clipped = np.maximum(log_probs, -8)
         centred = clipped - clipped.mean(-1, keepdims=True)
         p = np.exp(log_probs).reshape(len(log_probs), -1)
-        return Seen(seed, (p, centred.reshape(p.shape)), (_size(p * (1 - p)), 1.0), log_probs)
+        return Seen(seed, (p, centred.reshape(p.shape)), (_doubt(p), 1.0), log_probs)
     if "draws" in arrays:
         draws = arrays["draws"].astype(np.float64)
         if draws.ndim == 3:
             p = _thinned(np.exp(draws).mean(0)).astype(np.float32)
-            return Seen(seed, (p,), (_size(p * (1 - p)),))
+            return Seen(seed, (p,), (_doubt(p),))
         return Seen(seed, (_numbers(draws.mean(0), draws.std(0)),), (1.0,))
     if "variance" in arrays:
         return Seen(seed, (_numbers(*_moments(arrays)),), (1.0,))
     return Seen(seed, (), ())
+
+
+def _doubt(p: np.ndarray) -> float:
+    """What a small change of all logits makes of probabilities; not 0, were all of them 0 or 1."""
+    return max(_size(p * (1 - p)), 1e-6)
 
 
 def _numbers(mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:

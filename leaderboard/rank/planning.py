@@ -36,7 +36,7 @@ class Outlook:
 
     @classmethod
     def of(cls, standing: Standing, seconds: Mapping[str, float]) -> Outlook:
-        """That of entries that stand in a table."""
+        """What further seeds of the entries of a table would do."""
         names = tuple(place.name for place in standing.places if place.ranks)
         needed = {}
         for pair in combinations(names, 2):

@@ -506,6 +506,7 @@ def test_command_accepts_and_leaves_everything_as_it_was(honest, tmp_path, capfd
         "code": "accepted",
         "message": "6 runs, 2 entries: every metric computed again; targets compared with the tasks' own",
         "tier": "recomputed",
+        "flags": [],
     }
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
@@ -544,6 +545,7 @@ def test_command_refuses_by_structure(honest, capfd):
         "code": "run-smoke",
         "message": f"{RUN} is of the preset smoke, not standard or paper",
         "tier": None,
+        "flags": [],
     }
 
 
