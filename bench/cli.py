@@ -24,7 +24,7 @@ from bench.commands.dashboard import wandb
 from bench.commands.datasets import show_data
 from bench.commands.listing import show_names
 from bench.commands.parser import errors, output
-from bench.commands.planning import plan
+from bench.commands.planning import show_plan
 from bench.commands.reporting import report
 from bench.commands.results import draw, record, reference, show
 from bench.commands.rounds import round_
@@ -52,7 +52,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "record": (record, "keep runs as evidence"),
     "reference": (reference, "make runs of a sampler the reference of their task"),
     "sweep": (sweep, "run every cell of a grid"),
-    "plan": (plan, "show how many more seeds would separate how many entries of a task"),
+    "plan": (show_plan, "show how many more seeds would separate how many entries of a task"),
     "tune": (tune, "choose settings by validation data, within a budget"),
     "check": (check, "hold a method or a task, your own too, to the laws"),
     "submit": (submit, "make a submission to the leaderboard of runs"),

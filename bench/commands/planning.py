@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bench.leaderboard.rank.planning import Outlook
 
 
-def plan(arguments: list[str]) -> None:
+def show_plan(arguments: list[str]) -> None:
     """Prints what further seeds would separate, and which entries should have them first."""
     parser = Parser(
         "bench plan",

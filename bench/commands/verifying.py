@@ -47,11 +47,11 @@ def verify(arguments: list[str]) -> int:
     from bench.leaderboard.check.verify import verify
 
     verdict = verify(chosen.DIR, chosen.data_dir)
-    drawn = None
+    run = None
     if chosen.rerun is not None and verdict.status == "accepted":
         from bench.leaderboard.check.rerun import rerun
 
-        verdict, drawn = rerun(Path(chosen.DIR), chosen.beacon, chosen.trust, chosen.data_dir)
+        verdict, run = rerun(Path(chosen.DIR), chosen.beacon, chosen.trust, chosen.data_dir)
     if chosen.json:
         output.print(json.dumps(verdict.as_dict()), soft_wrap=True)
     else:
@@ -59,7 +59,7 @@ def verify(arguments: list[str]) -> int:
         output.print(f"{verdict.status}{named}: {verdict.message}", soft_wrap=True)
         for entry, screen, reason in verdict.flags:
             output.print(f"held for a maintainer's word: {entry}: {screen}: {reason}", soft_wrap=True)
-    if drawn is not None and verdict.status == "accepted":
+    if run is not None and verdict.status == "accepted":
         slug = Path(chosen.DIR).resolve().name
-        errors.print(f'bench: for status.toml:\n[{slug}]\ntier = "re-run"\ndrawn = "{drawn}"', soft_wrap=True)
+        errors.print(f'bench: for status.toml:\n[{slug}]\ntier = "re-run"\ndrawn = "{run}"', soft_wrap=True)
     return 0 if verdict.status == "accepted" else 1
