@@ -11,6 +11,7 @@ A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`. T
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 
@@ -67,19 +68,22 @@ def draw() -> None:
 
 def main() -> int:
     """Writes or checks every page."""
+    parser = argparse.ArgumentParser(description="Write the generated parts of README.md and docs/.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 if a part is not current")
+    is_check = parser.parse_args().check
     stale = []
     if measures.PATH.read_text() != (made := measures.made()):
         stale.append(str(measures.PATH.name))
-        if "--check" not in sys.argv:
+        if not is_check:
             measures.PATH.write_text(made)
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
         old = path.read_text()
         new = page(old)
         if new != old:
             stale.append(str(path.relative_to(ROOT)))
-            if "--check" not in sys.argv:
+            if not is_check:
                 path.write_text(new)
-    if "--check" not in sys.argv:
+    if not is_check:
         draw()
         print("\n".join(f"wrote {name}" for name in stale) or "everything is current")
         return 0
