@@ -430,7 +430,8 @@ class Task(ABC):
 
     settings_class: ClassVar[type]
     tuned_with: ClassVar[Mapping[str, Any]] = {}
-    """Of a task on a user's own data: the settings under which a search has rows to validate on."""
+    """Of a task that trains on all its examples: the settings under which a search has some
+    to validate on."""
 
     def __init__(self, settings: Any, data_dir: str | None = None) -> None:
         self.settings = settings

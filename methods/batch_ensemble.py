@@ -35,7 +35,7 @@ from bench.settings import Count, Positive, settings
 from bench.weights import forward
 
 NAMES: dict[str, dict[str, object]] = {"batch_ensemble": {}}
-SEARCH = {"learning_rate": (1e-4, 1e-2, "log")}
+SEARCH = {"learning_rate": (1e-4, 1e-1, "log")}
 
 _START_STD = 0.5
 """Standard deviation of r and s at the start."""

@@ -60,7 +60,7 @@ from bench.settings import Count, Factor, Positive, settings
 
 NAMES: dict[str, dict[str, object]] = {"invariant_vi": {}}
 SEARCH = {
-    "learning_rate": (1e-4, 1e-2, "log"),
+    "learning_rate": (1e-4, 1e-1, "log"),
     "initial_rho": (-7.0, -1.0, "linear"),
     "points": [1, 2, 4, 8, 16],
 }

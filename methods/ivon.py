@@ -42,7 +42,7 @@ from bench.weights import forward, give, join, lay_together
 
 NAMES: dict[str, dict[str, object]] = {"ivon": {}}
 SEARCH = {
-    "learning_rate": (1e-2, 1.0, "log"),
+    "learning_rate": (1e-3, 1.0, "log"),
     "initial_scale": (1e-2, 0.2, "log"),
     "beta2": [0.99, 0.999, 0.9999],
     "train_samples": [1, 2, 4],

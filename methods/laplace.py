@@ -53,7 +53,11 @@ NAMES: dict[str, dict[str, object]] = {
     "laplace": {},
     "laplace_last_layer": {"weights": "last_layer", "curvature": "full"},
 }
-SEARCH = {"learning_rate": (1e-4, 1e-2, "log")}
+SEARCH = {
+    "learning_rate": (1e-4, 1e-1, "log"),
+    "curvature": ["diagonal", "kronecker", "full"],
+    "prior_precision": ["task", "tuned"],
+}
 
 
 @settings

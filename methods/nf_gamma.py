@@ -38,7 +38,7 @@ PATTERN = re.compile(
 PRESETS: dict[str, dict[str, object]] = {
     "paper": {"gradient": "gaussian", "masks": "published", "schedule": "constant"},
 }
-SEARCH = {"learning_rate": (1e-4, 1e-2, "log"), "train_samples": [1, 5, 10]}
+SEARCH = {"learning_rate": (1e-4, 1e-1, "log"), "train_samples": [1, 5, 10]}
 
 
 _RELATIVE = 0.1

@@ -37,7 +37,7 @@ from bench.weights import forward, lay_together, normal_noise, reparametrise
 
 NAMES: dict[str, dict[str, object]] = {"radial": {}, "radial_ensemble": {"members": 3}}
 SEARCH = {
-    "learning_rate": (1e-4, 1e-2, "log"),
+    "learning_rate": (1e-4, 1e-1, "log"),
     "initial_rho": (-6.0, 5.0, "linear"),
     "train_samples": [1, 2, 4, 8],
 }

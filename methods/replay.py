@@ -31,7 +31,7 @@ from bench.weights import forward
 
 NAMES: dict[str, dict[str, object]] = {"replay": {}}
 PRESETS = {"smoke": {"generator_steps": 20, "generator_hidden": 32}}
-SEARCH = {"learning_rate": (1e-4, 1e-2, "log")}
+SEARCH = {"learning_rate": (1e-4, 1e-1, "log")}
 
 
 @settings

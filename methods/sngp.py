@@ -55,7 +55,7 @@ from bench.weights import blocks, forward
 NAMES: dict[str, dict[str, object]] = {"sngp": {}}
 PRESETS = {"smoke": {"features": 64}}
 SEARCH = {
-    "learning_rate": (1e-4, 1e-2, "log"),
+    "learning_rate": (1e-4, 1e-1, "log"),
     "amplitude": (0.3, 10.0, "log"),
     "length_scale": (0.3, 10.0, "log"),
     "norm_bound": (0.9, 9.0, "log"),

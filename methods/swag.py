@@ -36,7 +36,7 @@ NAMES: dict[str, dict[str, object]] = {
     "swag": {"covariance": "low_rank"},
     "swag_diagonal": {"covariance": "diagonal"},
 }
-SEARCH = {"learning_rate": (1e-3, 1e-1, "log"), "swa_learning_rate": (1e-3, 5e-2, "log")}
+SEARCH = {"learning_rate": (1e-4, 1e-1, "log"), "swa_learning_rate": (1e-4, 1e-1, "log")}
 
 _SMALLEST_VARIANCE = 1e-30
 

@@ -42,7 +42,7 @@ from bench.priors import is_normal
 from bench.settings import Positive, settings
 
 NAMES: dict[str, dict[str, object]] = {"vbll": {}}
-SEARCH = {"learning_rate": (1e-4, 1e-2, "log"), "initial_rho": (-6.0, -1.0, "linear")}
+SEARCH = {"learning_rate": (1e-4, 1e-1, "log"), "initial_rho": (-6.0, -1.0, "linear")}
 
 
 @settings

@@ -32,7 +32,7 @@ from bench.settings import Count, Positive, settings
 NAMES: dict[str, dict[str, object]] = {"vgr": {}}
 PRESETS = {"smoke": {"generator_steps": 20, "generator_hidden": 32}}
 SEARCH = {
-    "learning_rate": (1e-4, 1e-2, "log"),
+    "learning_rate": (1e-4, 1e-1, "log"),
     "initial_rho": (-7.0, -1.0, "linear"),
     "train_samples": [1, 2, 4, 8],
 }

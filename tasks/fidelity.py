@@ -50,6 +50,7 @@ from bench.contract import (
     Budget,
     Engine,
     Layout,
+    Method,
     Metric,
     Metrics,
     Prediction,
@@ -59,7 +60,7 @@ from bench.contract import (
     Undefined,
 )
 from bench.data import array_digest
-from bench.settings import Count, settings
+from bench.settings import Count, Share, settings
 from bench.spec import PREDICTED
 from bench.studies import references
 from bench.studies.small import flowers, points, split_rows
@@ -124,6 +125,9 @@ class Settings:
     """Epochs, at least 1; null is as many as make about 3000 steps."""
     test_samples: Count = 80
     """Weight samples S per prediction, at least 1."""
+    validation: Share | None = None
+    """Share of the training examples that are set aside, evenly over them, to tune by; null sets none aside.
+    The posterior is then that of the others, and the reference is not."""
 
 
 class Examples(NamedTuple):
@@ -141,6 +145,7 @@ class Fidelity(Task):
 
     settings_class = Settings
     settings: Settings
+    tuned_with = {"validation": 0.2}
 
     @property
     def posed(self) -> Posed:
@@ -185,6 +190,7 @@ class Fidelity(Task):
             version=1,
             metrics=found,
             main_metric="wasserstein",
+            validation_metric="nll" if self.settings.validation else None,
             baseline="map",
             reference="hmc",
         )
@@ -245,9 +251,15 @@ class Fidelity(Task):
 
     # ---- protocol
 
+    @cached_property
+    def set_aside(self) -> Tensor:
+        """Which training examples no fit sees, `[N]` of bool."""
+        reached = (torch.arange(len(self.examples.inputs) + 1) * (self.settings.validation or 0)).floor()
+        return reached.diff() > 0
+
     def problem(self) -> Problem:
-        """All training examples; there is no validation set."""
-        given, posed = self.examples, self.posed
+        """The training examples that are not set aside; no fit is stopped early."""
+        given, posed, kept = self.examples, self.posed, ~self.set_aside
         inputs, outputs, hidden, activation = posed.network
         likelihood = (
             posed.likelihood() if posed.likelihood else likelihoods.Gaussian(posed.noise / given.scale)
@@ -256,9 +268,9 @@ class Fidelity(Task):
             network=partial(networks.mlp, inputs, outputs, hidden, activation),
             likelihood=likelihood,
             prior=priors.normal(0, 1),
-            train=TensorDataset(given.inputs, given.targets),
+            train=TensorDataset(given.inputs[kept], given.targets[kept]),
             val=None,
-            num_train=len(given.inputs),
+            num_train=int(kept.sum()),
         )
 
     def run(self, engine: Engine) -> Arrays:
@@ -267,11 +279,20 @@ class Fidelity(Task):
         method = engine.fit(
             self.problem(), Budget(self.settings.epochs or self.posed.epochs, self.posed.batch_size)
         )
-        prediction = engine.predict(method, self.examples.test_inputs, self.settings.test_samples)
-        draws = self.draws(prediction)
+        given = self.examples
+        if self.set_aside.any():
+            targets = given.targets[self.set_aside]
+            if self.posed.likelihood is None:
+                targets = given.centre + given.scale * targets.squeeze(1)
+            seen = self.predicted(engine, method, given.inputs[self.set_aside])
+            engine.log("nll", self.nll_of(seen, targets.numpy()))
+        return {"draws": self.predicted(engine, method, given.test_inputs)}
+
+    def predicted(self, engine: Engine, method: Method, inputs: Tensor) -> np.ndarray:
+        """What is kept of the predictions at the inputs `[N, ...]`, float32 `[S, N]` or `[S, N, C]`."""
+        draws = self.draws(engine.predict(method, inputs, self.settings.test_samples))
         # An ensemble has more draws than asked for, member after member: every member keeps its share.
-        draws = draws[_spread(len(draws), self.settings.test_samples)]
-        return {"draws": draws.float().numpy()}
+        return draws[_spread(len(draws), self.settings.test_samples)].float().numpy()
 
     def draws(self, prediction: Prediction) -> Tensor:
         """What is kept of a prediction: function or log-odds `[S, N]`, or log-probabilities `[S, N, C]`.
@@ -364,15 +385,18 @@ class Fidelity(Task):
         return values[..., None] if self.posed.likelihood is None else expit(np.stack([-values, values], -1))
 
     def nll(self, arrays: Arrays) -> float:
-        """Mean of -log p(target) under the equal mixture of the draws, in nats; of digits over 0 and 1."""
-        draws = arrays["draws"].astype(np.float64)
+        """Mean of -log p(test target) under the equal mixture of the draws, in nats; digits: 0 and 1."""
+        return self.nll_of(arrays["draws"], arrays["labels" if self.posed.likelihood else "targets"])
+
+    def nll_of(self, draws: np.ndarray, targets: np.ndarray) -> float:
+        """The same of draws `[S, N, ...]` at any inputs, and of their targets `[N]`."""
+        draws = draws.astype(np.float64)
         if self.posed.likelihood is None:
-            z = (arrays["targets"] - draws) / self.posed.noise
+            z = (targets - draws) / self.posed.noise
             densities = -0.5 * z**2 - np.log(self.posed.noise * np.sqrt(2 * np.pi))
         else:
-            labels = arrays["labels"]
-            known = labels < (self.posed.classes or 2)
-            draws, labels = draws[:, known], labels[known]
+            known = targets < (self.posed.classes or 2)
+            draws, labels = draws[:, known], targets[known]
             if self.posed.classes:
                 densities = metrics.restore(draws)[:, np.arange(len(labels)), labels]
             else:

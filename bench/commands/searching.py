@@ -324,7 +324,7 @@ def tune(arguments: list[str]) -> None:
     registry.refuse_unknown(chosen.METHOD, chosen.TASK)
 
     from bench.runs.progress import shown
-    from bench.sweep.tune import Sampler, result_path, unequal_budgets
+    from bench.sweep.tune import Sampler, at_edge, result_path, unequal_budgets
     from bench.sweep.tune import tune as search
 
     registry.import_own(chosen.METHOD, chosen.TASK)
@@ -348,6 +348,12 @@ def tune(arguments: list[str]) -> None:
         errors.print("a smoke search proves the pipe and measures nothing: no result is written")
     else:
         path = result_path(plan, Path(chosen.to))
+        for name, end in at_edge(result).items():
+            errors.print(
+                f"bench: note: {name} {result.chosen[name]} is at the {end} end of its range: the best may "
+                f"lie outside; widen it in SEARCH of {result.method}",
+                soft_wrap=True,
+            )
         if own:
             errors.print(plain(f"on all training rows: {_with_the_choice(plan, result)}"), soft_wrap=True)
         (output if chosen.format == "table" else errors).print(str(path), soft_wrap=True)
@@ -411,6 +417,10 @@ def _tune_parser() -> Parser:
     return parser
 
 
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
 def _print_tried(result: Tuning, form: Format) -> None:
     """Prints the configurations that a search has tried, with what each gave on validation data."""
     criterion = result.criterion
@@ -422,6 +432,7 @@ def _print_tried(result: Tuning, form: Format) -> None:
             "settings": c.settings,
             "status": c.reason or c.status,
             criterion.metric: c.value,
+            "further seeds": [_short(v) for v in c.others] or None if form == "table" else c.others,
             "s": c.seconds,
             "training steps": c.steps,
         }

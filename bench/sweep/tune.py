@@ -8,8 +8,8 @@ A method's file says what may be tuned, `SEARCH`: setting -> range. A range is
 Configuration 0 is what the method is without tuning; each other one is drawn from the seed and its number
 alone, so that a larger budget extends a smaller one. The criterion is the metric that the task names as
 `Spec.validation_metric`, as the run logged it; a configuration that diverges or fails counts as tried and is
-never chosen. What was found lies in `bench/runs/presets/tuned/<task>/<method>.json`, where the preset
-`standard` finds it.
+never chosen. The best three are run with two further seeds, so that luck does not choose. What was found lies
+in `bench/runs/presets/tuned/<task>/<method>.json`, where the preset `standard` finds it.
 """
 
 from __future__ import annotations
@@ -40,15 +40,28 @@ from bench.settings import Schema, build
 from bench.sweep.sweep import Outcome, run_cell
 from bench.system.files import write, writing
 
+FINALISTS = 3
+"""Configurations, the best by the search's seed, that are run with further seeds."""
+SEEDS = 3
+"""Seeds that a finalist is run with, that of the search among them."""
+EDGE = 0.05
+"""Share of a range, at either end, in which a chosen value is at the edge of its search."""
+
 
 class Configuration(Schema):
-    """One configuration: the settings that are searched, and the criterion, null unless it completed."""
+    """One configuration: the settings that are searched, and the criterion, null unless it completed.
+
+    Attributes:
+        value: The criterion under the search's seed.
+        others: Of a finalist: the criterion under the following seeds.
+    """
 
     number: int
     settings: dict[str, Any]
     status: Literal["completed", "diverged", "failed", "refused"]
     reason: str | None
     value: float | None
+    others: list[float | None] = []
     seconds: float
     steps: int
 
@@ -219,17 +232,25 @@ def tune(
         if plan.preset != "smoke" and path.exists() and not plan.force:
             _must_extend(path, budget, plan.seed, search.described, sampler)
         now = records.provenance(search.method_file, None)
+
+        def made(cells: list[Plan], titles: list[str]) -> list[Outcome]:
+            _make_room([cell.out / resolve(cell).directory(cell.seed) for cell in cells], now, plan.force)
+            return _decided(run(cells)) if run else _run_all(cells, watch, titles)
+
         outcomes: list[Outcome] = []
         while True:
-            new = search.cells[len(outcomes) :]
-            _make_room([cell.out / resolve(cell).directory(plan.seed) for cell in new], now, plan.force)
-            outcomes += _decided(run(new)) if run else _run_all(new, watch, len(outcomes), budget)
+            numbers = range(len(outcomes), len(search.cells))
+            titles = [f"configuration {number} of 0 to {budget - 1}" for number in numbers]
+            outcomes += made(search.cells[len(outcomes) :], titles)
             if len(outcomes) == budget:
                 break
             _extend(search, plan, outcomes, min(sampler.round, budget - len(outcomes)))
-    if any(_is_of_another_source(o.record, now) for o in outcomes if o.record):
+        finals = _finals(plan, search, outcomes)
+        titles = [f"run {n} of {len(finals)} of the best, seed {c.seed}" for n, c in enumerate(finals, 1)]
+        last = made(finals, titles)
+    if any(_is_of_another_source(o.record, now) for o in [*outcomes, *last] if o.record):
         raise UsageError("the source changed during the search; --force runs what is of another source again")
-    result = _chosen(plan, search, outcomes, now, sampler)
+    result = _chosen(plan, search, outcomes, last, now, sampler)
     if plan.preset != "smoke":
         write(path, (result.model_dump_json(indent=2) + "\n").encode())
     return result
@@ -243,9 +264,16 @@ def result_path(plan: Plan, to: Path) -> Path:
             its `out`, under the settings of the task, and no preset reads it.
         to: Folder of results of all other tasks.
     """
-    if not registry.task(plan.task).cls.tuned_with:
+    if not _is_own(plan):
         return resolution.tuned_path(plan.method, plan.task, to)
     return resolution.tuned_path(plan.method, resolve(plan).task_identity, plan.out / "tuned")
+
+
+def _is_own(plan: Plan) -> bool:
+    """Whether a search is on a user's own data."""
+    found = resolve(plan)
+    spec: Spec = found.task.cls(found.task_settings).spec
+    return spec.own_data
 
 
 def unequal_budgets(plan: Plan, budget: int, to: Path) -> str | None:
@@ -289,7 +317,7 @@ def _search(plan: Plan, budget: int) -> _Search:
         plan.method, plan.task
     )  # as `resolve` does: the plan's names are those that were typed
     tuned_with = registry.task(plan.task).cls.tuned_with
-    if plan.method_settings or (plan.task_settings and not tuned_with) or plan.members is not None:
+    if plan.method_settings or (plan.task_settings and not _is_own(plan)) or plan.members is not None:
         raise UsageError("a search chooses the settings itself: give it none, and no members")
     plan = replace(plan, task_settings={**tuned_with, **plan.task_settings})
     start = resolve(plan)
@@ -338,10 +366,10 @@ def _tpe() -> ModuleType:
     return tpe
 
 
-def _run_all(cells: list[Plan], watch: Watch, first: int, budget: int) -> list[Outcome]:
+def _run_all(cells: list[Plan], watch: Watch, titles: list[str]) -> list[Outcome]:
     outcomes = []
-    for number, cell in enumerate(cells, first):
-        with watch(f"{cell.method} {cell.task}, configuration {number} of 0 to {budget - 1}") as observer:
+    for cell, title in zip(cells, titles, strict=True):
+        with watch(f"{cell.method} {cell.task}, {title}") as observer:
             outcome = run_cell(cell, (observer,))
             observer("end", {"status": outcome.status})
         outcomes += _decided([outcome])
@@ -360,22 +388,52 @@ def _decided(outcomes: list[Outcome]) -> list[Outcome]:
     return outcomes
 
 
+def _finals(plan: Plan, search: _Search, outcomes: list[Outcome]) -> list[Plan]:
+    """The finalists' plans under further seeds: all seeds of the first, then of the second."""
+    tried = _tried(search, outcomes, [])
+    best = sorted(_finalists(tried, search.criterion.higher_is_better), key=lambda c: c.number)
+    seeds = range(plan.seed + 1, plan.seed + SEEDS)
+    return [replace(search.cells[c.number], seed=seed) for c in best for seed in seeds]
+
+
+def _tried(search: _Search, outcomes: list[Outcome], last: list[Outcome]) -> list[Configuration]:
+    """Every configuration, and what became of it; finalists with the outcomes of further seeds."""
+    metric = search.criterion.metric
+    pairs = zip(search.drawn, outcomes, strict=True)
+    tried = [_configuration(n, values, outcome, metric) for n, (values, outcome) in enumerate(pairs)]
+    if last:
+        finalists = {c.number for c in _finalists(tried, search.criterion.higher_is_better)}
+        for place, number in enumerate(sorted(finalists)):
+            of_seeds = last[place * (SEEDS - 1) : (place + 1) * (SEEDS - 1)]
+            others = [_configuration(number, {}, outcome, metric) for outcome in of_seeds]
+            tried[number] = tried[number].model_copy(
+                update={
+                    "others": [each.value for each in others],
+                    "seconds": tried[number].seconds + sum(each.seconds for each in others),
+                    "steps": tried[number].steps + sum(each.steps for each in others),
+                }
+            )
+    return tried
+
+
 def _chosen(
-    plan: Plan, search: _Search, outcomes: list[Outcome], now: records.Provenance, sampler: Sampler
+    plan: Plan,
+    search: _Search,
+    outcomes: list[Outcome],
+    last: list[Outcome],
+    now: records.Provenance,
+    sampler: Sampler,
 ) -> Tuning:
     """The result of a search; raises BenchError if no configuration gave the criterion."""
     criterion, budget = search.criterion, len(outcomes)
-    pairs = zip(search.drawn, outcomes, strict=True)
-    tried = [
-        _configuration(n, values, outcome, criterion.metric) for n, (values, outcome) in enumerate(pairs)
-    ]
+    tried = _tried(search, outcomes, last)
     best = _best(tried, criterion.higher_is_better)
     if best is None:
         raise BenchError(
             f"none of {budget} configurations of {plan.method} gave {criterion.metric} on {plan.task}: "
             f"see {plan.out / 'tuning'}"
         )
-    done = [outcome.record for outcome in outcomes if outcome.record]
+    done = [outcome.record for outcome in [*outcomes, *last] if outcome.record]
     return Tuning(
         schema_version=1,
         method=plan.method,
@@ -437,7 +495,41 @@ def _configuration(number: int, values: dict[str, Any], outcome: Outcome, metric
     )
 
 
+def _finalists(tried: list[Configuration], higher_is_better: bool) -> list[Configuration]:
+    """The best configurations by the seed of the search, best first; of equal ones the first."""
+    sign = -1 if higher_is_better else 1
+    completed = [(sign * c.value, c.number) for c in tried if c.value is not None]
+    return [tried[number] for _, number in sorted(completed)[:FINALISTS]]
+
+
 def _best(tried: list[Configuration], higher_is_better: bool) -> Configuration | None:
-    """The configuration with the best criterion, of equal ones the first; None if none has one."""
-    completed = [(c.value if higher_is_better else -c.value, c) for c in tried if c.value is not None]
-    return max(completed, key=lambda pair: pair[0])[1] if completed else None
+    """The finalist with the best mean over its seeds, of equal ones the first; None if there is none.
+
+    One that gave nothing under a seed comes after those that gave something under every seed.
+    """
+
+    def rank(finalist: Configuration) -> tuple[int, float, int]:
+        values = [finalist.value, *finalist.others]
+        given = [value for value in values if value is not None]
+        mean = math.fsum(given) / len(given)
+        return len(values) - len(given), -mean if higher_is_better else mean, finalist.number
+
+    return min(_finalists(tried, higher_is_better), key=rank, default=None)
+
+
+def at_edge(result: Tuning) -> dict[str, str]:
+    """Settings chosen in the outer twentieth of their range: name -> the end that they are at.
+
+    The best of such a setting may lie outside: its range in the method's `SEARCH` is to be widened.
+    """
+    found = {}
+    for name, range_ in result.search.items():
+        value = result.chosen[name]
+        if "choices" in range_ or not isinstance(value, int | float):
+            continue
+        scale = math.log if range_["scale"] == "log" else float
+        low, high = scale(range_["low"]), scale(range_["high"])
+        share = (scale(value) - low) / (high - low) if value > 0 or range_["scale"] == "linear" else 0.0
+        if share <= EDGE or share >= 1 - EDGE:
+            found[name] = "low" if share <= EDGE else "high"
+    return found
