@@ -1,6 +1,7 @@
 """Tuning: equal budgets, validation data alone, and settings that say where they come from."""
 
 import ast
+import csv
 import importlib.util
 import inspect
 import itertools
@@ -29,6 +30,8 @@ from bench.system import files
 
 METHOD, TASK = "tunables:Obedient", "tunables:Distance"
 registry.import_own(METHOD)
+FINALS = tune.FINALISTS * (tune.SEEDS - 1)
+"""Runs of the finalists beside those of the search's own seed."""
 CLOSEST = {"learning_rate": (1e-4, 1.0, "log"), "size": (1, 9, "linear")}
 
 
@@ -184,8 +187,11 @@ def test_of_equal_configurations_the_untuned_one_is_chosen(monkeypatch):
 
 
 def test_the_source_never_reads_a_test_metric():
-    """`metrics` is read of the task's declaration alone, neither of a record nor of its arrays."""
-    tree = ast.parse(inspect.getsource(tune))
+    """`metrics` is read of the task's declaration alone, neither of a record nor of its arrays.
+
+    The one exception is a criterion that was asked for on test data.
+    """
+    tree = ast.parse(inspect.getsource(tune).replace(inspect.getsource(tune.Criterion), ""))
     read = [
         ast.unparse(node.value)
         for node in ast.walk(tree)
@@ -213,12 +219,82 @@ def test_test_metrics_change_nothing(monkeypatch):
     assert_same_but_for_time(first, again)
 
 
+def test_a_search_on_test_data_must_be_asked_for_and_no_preset_reads_it(call, tmp_path, monkeypatch):
+    """The test metric is the reverse of the criterion, so that another configuration is chosen."""
+    monkeypatch.setattr(tune, "ON_TEST", tmp_path / "on_test")
+    asked = call("tune", METHOD, TASK, "--budget", 5, "--on-test", "closeness")
+    assert (asked[0], asked[1]) == (0, f"{tmp_path}/on_test/tunables.Distance/tunables.Obedient.json\n")
+    assert "closeness on test data" in asked[2]
+    found = tune.read(Path(asked[1].strip()))
+    distances = [abs(math.log10(c.settings["learning_rate"]) + 2) for c in found.configurations]
+    assert [c.value for c in found.configurations] == pytest.approx([10 - d for d in distances])
+    assert (found.chosen_number, found.criterion.on) == (int(np.argmax(distances)), "test")
+    assert not resolution.TUNED.exists()
+    assert resolved(METHOD, TASK).method_settings.learning_rate == 0.5
+    wrong = call("tune", METHOD, TASK, "--budget", 5, "--on-test", "nearness")
+    assert (wrong[0], BEGUN) == (2, [])
+    assert "tunables:Distance has no metric nearness: it has closeness" in wrong[2]
+
+
 def assert_same_but_for_time(a, b):
     a, b = (x.model_dump(exclude={"created", "environments", "provenance"}) for x in (a, b))
     for x in (a, b):
         for configuration in x["configurations"]:
             del configuration["seconds"]
     assert a == b
+
+
+def of_the_search():
+    """Runs of the search's own seed: each configuration once; the finalists' others are not among them."""
+    return len(list(Path("runs/tuning").rglob("standard-seed0/record.json")))
+
+
+@pytest.mark.parametrize(("seeds", "size"), [(3, 1), (1, 9)])
+def test_the_best_three_are_run_with_two_more_seeds_so_that_luck_does_not_choose(monkeypatch, seeds, size):
+    """Size 9 looks five decades better under seed 0, and is five worse under any other.
+
+    The negative control, a search of one seed, falls for it.
+    """
+    monkeypatch.setattr(tune, "SEEDS", seeds)
+    monkeypatch.setattr(tunables, "SEARCH", {"learning_rate": (1e-2, 1.0, "log"), "size": [1, 1, 1, 1, 1, 9]})
+    result = search(8, task="tunables:Lucky")
+    sizes = [c.settings["size"] for c in result.configurations]
+    assert 1 <= sizes.count(9) < tune.FINALISTS  # so that a finalist is honest
+    finalists = [c for c in result.configurations if len(c.others) == seeds - 1 and c.others]
+    assert len(finalists) == (tune.FINALISTS if seeds > 1 else 0)
+    assert result.chosen["size"] == size
+    for c in finalists:
+        distance = abs(math.log10(c.settings["learning_rate"]) + 2) + 5 * (c.settings["size"] == 9)
+        assert c.others == pytest.approx([distance, distance])
+    honest = [c for c in finalists if c.settings["size"] == 1]
+    if seeds > 1:
+        assert result.chosen_number == min(honest, key=lambda c: c.value).number
+
+
+def test_a_finalist_that_another_seed_loses_comes_after_those_that_none_does():
+    def tried(number, value, *others):
+        return tune.Configuration(
+            number=number, settings={}, status="completed", reason=None, value=value, others=list(others),
+            seconds=0, steps=0,
+        )  # fmt: skip
+
+    lost, whole = tried(0, 0.0, 0.0, None), tried(1, 5.0, 5.0, 5.0)
+    assert tune._best([lost, whole, tried(2, 6.0, 6.0, 6.0), tried(3, 9.0)], higher_is_better=False) == whole
+    assert tune._best([tried(0, None), tried(1, 9.0)], higher_is_better=True).number == 1
+
+
+def test_a_choice_at_the_edge_of_its_range_is_told(call, monkeypatch):
+    """The best rate, 0.01, is the low end here; inside a wide range nothing is told."""
+    monkeypatch.setattr(tunables, "SEARCH", {"learning_rate": (1e-2, 1.0, "log")})
+    result = search(12)
+    near = math.log(result.chosen["learning_rate"] / 1e-2) / math.log(100)
+    assert tune.at_edge(result) == ({"learning_rate": "low"} if near <= tune.EDGE else {})
+    for value, end in ((1e-2, "low"), (1.0, "high"), (0.1, None)):
+        moved = result.model_copy(update={"chosen": {**result.chosen, "learning_rate": value}})
+        assert tune.at_edge(moved) == ({"learning_rate": end} if end else {})
+    monkeypatch.setattr(tune, "EDGE", 0.5)  # now the best of two is at an edge for sure
+    err = call("tune", METHOD, TASK, "--budget", 12, "--force")[2]
+    assert f"note: learning_rate {result.chosen['learning_rate']} is at the low end of its range" in err
 
 
 def test_trouble_counts_as_tried_and_is_never_chosen(monkeypatch):
@@ -248,10 +324,12 @@ def test_rows_for_programs_stand_alone_on_standard_output(call):
     code, out, err = call(*given, "--format", "csv")
     assert (code, err.splitlines()[-1]) == (0, path.strip())
     header, *lines = out.splitlines()
-    assert header == "number,settings,status,closeness,s,training steps"
+    assert header == "number,settings,status,closeness,further seeds,s,training steps"
     assert len(lines) == 3
     tried = json.loads(Path(path.strip()).read_text())["configurations"]
-    assert [float(line.split(",")[-3]) for line in lines] == [one["value"] for one in tried]
+    rows = list(csv.DictReader(out.splitlines()))
+    assert [float(row["closeness"]) for row in rows] == [one["value"] for one in tried]
+    assert [json.loads(f"[{row['further seeds']}]") for row in rows] == [one["others"] for one in tried]
 
 
 def test_search_without_any_value_is_one_line_and_leaves_no_result(call):
@@ -277,10 +355,10 @@ def test_trouble_that_concerns_every_configuration_ends_the_search(monkeypatch):
 
 def test_first_configuration_is_the_untuned_one_and_a_larger_budget_extends_a_smaller():
     small = search(3)
-    assert [len(BEGUN), small.configurations[0].settings] == [3, {"learning_rate": 0.5, "size": 5}]
+    assert [of_the_search(), small.configurations[0].settings] == [3, {"learning_rate": 0.5, "size": 5}]
     large = search(6)
-    assert len(BEGUN) == 6  # three more
-    assert large.configurations[:3] == small.configurations
+    assert of_the_search() == 6  # three more
+    assert [c.value for c in large.configurations[:3]] == [c.value for c in small.configurations]
     assert large.budget == 6
     fresh = search(6, out="others", force=True)
     assert_same_but_for_time(large, fresh)
@@ -293,7 +371,7 @@ def test_the_same_search_trains_nothing_and_finds_the_same():
     assert (resolution.TUNED / "tunables.Distance" / "tunables.Obedient.json").exists()
     assert resolved(METHOD, TASK).method_settings.learning_rate == first.chosen["learning_rate"]
     again = search(5)
-    assert len(BEGUN) == 5
+    assert len(BEGUN) == 5 + FINALS
     assert_same_but_for_time(first, again)
     assert again.configurations == first.configurations
 
@@ -310,7 +388,7 @@ def test_stopped_search_goes_on(monkeypatch):
     assert not resolution.TUNED.exists()
     assert resolution._tuned.get()  # presets are tuned again outside of the search
     search(5)
-    assert len(BEGUN) == 5
+    assert len(BEGUN) == 5 + FINALS
 
 
 @pytest.mark.parametrize(("budget", "options"), [(3, {}), (4, {"seed": 1}), (9, {"seed": 1})])
@@ -320,7 +398,7 @@ def test_result_is_not_lost_to_one_that_does_not_extend_it(budget, options):
     with pytest.raises(UsageError, match="holds a search of 4 configurations with seed 0, and this one does"):
         search(budget, **options)
     assert (resolution.TUNED / "tunables.Distance" / "tunables.Obedient.json").read_bytes() == before
-    assert len(BEGUN) == 4
+    assert len(BEGUN) == 4 + FINALS
     assert search(budget, **options, force=True).budget == budget
 
 
@@ -336,11 +414,11 @@ def test_runs_of_another_source_are_refused_and_replaced_by_force(monkeypatch):
     monkeypatch.setattr(records, "source_hash", lambda: "another")
     with pytest.raises(UsageError, match="standard-seed0 holds a run of another source; --force replaces"):
         search(3)
-    assert len(BEGUN) == 2
+    assert len(BEGUN) == 2 * tune.SEEDS
     result = search(3, force=True)
-    assert (len(BEGUN), result.provenance.source_hash) == (5, "another")
+    assert (len(BEGUN), result.provenance.source_hash) == (5 * tune.SEEDS, "another")
     search(3, force=True)  # those of this source stay, also under --force
-    assert len(BEGUN) == 5
+    assert len(BEGUN) == 5 * tune.SEEDS
 
 
 def test_source_that_changes_meanwhile_ends_the_search(monkeypatch):
@@ -399,8 +477,10 @@ def test_configurations_have_one_number_everywhere():
         return tune.nullcontext(lambda *_: None)
 
     result = search(3, watch=watch)
-    numbers = [int(re.search(r"configuration (\d+) of 0 to 2$", title)[1]) for title in titles]
+    numbers = [int(re.search(r"configuration (\d+) of 0 to 2$", title)[1]) for title in titles[:3]]
     assert numbers == [c.number for c in result.configurations] == [0, 1, 2]
+    assert titles[3].endswith(", run 1 of 6 of the best, seed 1")
+    assert len(titles) == 3 + FINALS
 
 
 def test_result_holds_all_that_was_tried_and_where():
@@ -580,6 +660,7 @@ def test_committed_results_are_valid_and_can_be_run():
     for path in sorted((Path(bench.__path__[0]) / "runs" / "presets" / "tuned").rglob("*.json")):
         result = tune.read(path)
         assert path == resolution.tuned_path(result.method, result.task, path.parent.parent)
+        assert result.criterion.on == "validation"
         entry = registry.method(result.method)
         registry.build(entry.cls.settings_class, {**entry.fixed, **result.chosen}, "method")
         assert result.chosen.keys() | ADDED_SINCE.get(result.method, set()) == set(entry.flags())

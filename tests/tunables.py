@@ -101,9 +101,13 @@ class Distance(Task):
         engine.stage("fit")
         method = engine.fit(self.problem(), Budget(self.settings.epochs))
         BEGUN.append(method.settings)
-        value = self.value(method.settings.learning_rate)
+        value = self.value(method.settings.learning_rate) + self.luck(method.settings, engine.seed)
         engine.log("closeness", value)
         return {"value": np.array([value])}
+
+    def luck(self, settings: Settings, seed: int) -> float:
+        """What the seed adds to the criterion."""
+        return 0.0
 
     def targets(self) -> Arrays:
         """None."""
@@ -112,6 +116,16 @@ class Distance(Task):
     def score(self, arrays: Arrays) -> Metrics:
         """The reverse of the criterion."""
         return {"closeness": 10 - float(arrays["value"][0])}
+
+
+class Lucky(Distance):
+    """The same, where size 9 is worse and looks better under seed 0."""
+
+    def luck(self, settings: Settings, seed: int) -> float:
+        """Decades."""
+        if settings.size != 9:
+            return 0.0
+        return -5.0 if seed == 0 else 5.0
 
 
 class Closeness(Distance):

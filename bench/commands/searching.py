@@ -324,7 +324,7 @@ def tune(arguments: list[str]) -> None:
     registry.refuse_unknown(chosen.METHOD, chosen.TASK)
 
     from bench.runs.progress import shown
-    from bench.sweep.tune import Sampler, at_edge, result_path, unequal_budgets
+    from bench.sweep.tune import ON_TEST, Sampler, at_edge, result_path, unequal_budgets
     from bench.sweep.tune import tune as search
 
     registry.import_own(chosen.METHOD, chosen.TASK)
@@ -338,16 +338,17 @@ def tune(arguments: list[str]) -> None:
         usual = parser.get_defaults()["task"]
         options["task_settings"] = {k: v for k, v in vars(chosen.task).items() if v != usual[k]}
     plan = build(Plan, {"method": chosen.METHOD, "task": chosen.TASK, **options})
-    unequal = unequal_budgets(plan, chosen.budget, Path(chosen.to))
+    to = Path(chosen.to or (resolution.TUNED if chosen.on_test is None else ON_TEST))
+    unequal = unequal_budgets(plan, chosen.budget, to)
     if unequal and chosen.preset != "smoke":
         errors.print(f"bench: warning: {unequal}", soft_wrap=True)
     with _on_workers(chosen) as run:
-        result = search(plan, chosen.budget, Path(chosen.to), partial(shown, errors), sampler, run)
+        result = search(plan, chosen.budget, to, partial(shown, errors), sampler, run, chosen.on_test)
     _print_tried(result, chosen.format)
     if chosen.preset == "smoke":
         errors.print("a smoke search proves the pipe and measures nothing: no result is written")
     else:
-        path = result_path(plan, Path(chosen.to))
+        path = result_path(plan, to)
         for name, end in at_edge(result).items():
             errors.print(
                 f"bench: note: {name} {result.chosen[name]} is at the {end} end of its range: the best may "
@@ -405,8 +406,15 @@ def _tune_parser() -> Parser:
     parser.add_argument(
         "--to",
         type=folder,
-        default=str(resolution.TUNED),
-        help="folder of results; bench run reads the default",
+        default=None,
+        help="folder of results; unless given the one that bench run reads",
+    )
+    parser.add_argument(
+        "--on-test",
+        type=str | None,
+        default=None,
+        help="a metric of TASK to choose by in place of its validation metric: it looks at test data, or at a "
+        "reference, so bench run reads no such result",
     )
     add_option(
         parser,
@@ -425,7 +433,9 @@ def _print_tried(result: Tuning, form: Format) -> None:
     """Prints the configurations that a search has tried, with what each gave on validation data."""
     criterion = result.criterion
     direction = "higher" if criterion.higher_is_better else "lower"
-    title = f"{result.method} on {result.task}: {criterion.metric} on validation data, {direction} is better"
+    title = (
+        f"{result.method} on {result.task}: {criterion.metric} on {criterion.on} data, {direction} is better"
+    )
     rows: list[Row] = [
         {
             "number": f"{c.number} (chosen)" if c.number == result.chosen_number else str(c.number),

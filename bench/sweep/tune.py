@@ -10,6 +10,9 @@ alone, so that a larger budget extends a smaller one. The criterion is the metri
 `Spec.validation_metric`, as the run logged it; a configuration that diverges or fails counts as tried and is
 never chosen. The best three are run with two further seeds, so that luck does not choose. What was found lies
 in `bench/runs/presets/tuned/<task>/<method>.json`, where the preset `standard` finds it.
+
+A search may be asked for a metric of the task instead. It looks at the test data, or at a reference, and finds
+what the method can do, not what a user would choose: its result lies in `tuned_on_test/`, where no preset looks.
 """
 
 from __future__ import annotations
@@ -46,6 +49,8 @@ SEEDS = 3
 """Seeds that a finalist is run with, that of the search among them."""
 EDGE = 0.05
 """Share of a range, at either end, in which a chosen value is at the edge of its search."""
+ON_TEST = resolution.TUNED.parent / "tuned_on_test"
+"""Where the results of searches lie that looked at test data."""
 
 
 class Configuration(Schema):
@@ -67,10 +72,18 @@ class Configuration(Schema):
 
 
 class Criterion(Schema):
-    """What was looked at: a metric on validation data."""
+    """What was looked at: a metric on validation data, or, where a search was asked for it, on test data."""
 
     metric: str
     higher_is_better: bool
+    on: Literal["validation", "test"] = "validation"
+
+    def of(self, record: records.Record | None) -> float | None:
+        """The value of a run; None unless it completed with one."""
+        if record is None or record.status != "completed":
+            return None
+        value = (record.validation if self.on == "validation" else record.metrics).get(self.metric)
+        return value if isinstance(value, float) else None
 
 
 class Sampler(Schema):
@@ -202,6 +215,7 @@ def tune(
     watch: Watch = lambda title: nullcontext(lambda *_: None),
     sampler: Sampler | None = None,
     run: RunCells | None = None,
+    on_test: str | None = None,
 ) -> Tuning:
     """Runs the configurations of a budget and writes what was found; what `bench tune` does.
 
@@ -215,6 +229,7 @@ def tune(
         watch: Observes the runs that this process makes.
         sampler: Who draws the configurations; the random search unless given.
         run: Runs the cells in place of this process.
+        on_test: A metric of the task to choose by, in place of its validation metric.
 
     Raises:
         UsageError: If this pair cannot be tuned, or an earlier search stands in the way.
@@ -227,7 +242,7 @@ def tune(
     sampler = sampler or Sampler()
     first = budget if sampler.name == "random" else min(budget, _tpe().STARTUP)
     with resolution.untuned():
-        search = _search(plan, first)
+        search = _search(plan, first, on_test)
         path = result_path(plan, to)
         if plan.preset != "smoke" and path.exists() and not plan.force:
             _must_extend(path, budget, plan.seed, search.described, sampler)
@@ -307,7 +322,7 @@ class _Search:
     cells: list[Plan]
 
 
-def _search(plan: Plan, budget: int) -> _Search:
+def _search(plan: Plan, budget: int, on_test: str | None) -> _Search:
     """The configurations of a budget.
 
     Raises:
@@ -316,7 +331,7 @@ def _search(plan: Plan, budget: int) -> _Search:
     registry.import_own(
         plan.method, plan.task
     )  # as `resolve` does: the plan's names are those that were typed
-    tuned_with = registry.task(plan.task).cls.tuned_with
+    tuned_with = registry.task(plan.task).cls.tuned_with if on_test is None else {}
     if plan.method_settings or (plan.task_settings and not _is_own(plan)) or plan.members is not None:
         raise UsageError("a search chooses the settings itself: give it none, and no members")
     plan = replace(plan, task_settings={**tuned_with, **plan.task_settings})
@@ -325,7 +340,9 @@ def _search(plan: Plan, budget: int) -> _Search:
     if (member := entry.member) != entry:
         raise UsageError(f"{plan.method} has the settings of {member.name}: tune that")
     spec = start.task.cls(start.task_settings).spec
-    if spec.validation_metric is None:
+    if on_test is not None and on_test not in spec.metrics:
+        raise UsageError(f"{plan.task} has no metric {on_test}: it has {', '.join(spec.metrics)}")
+    if (metric := on_test or spec.validation_metric) is None:
         raise UsageError(f"{plan.task} cannot be tuned on: it declares no validation_metric")
     space = search_space(entry)
     untuned = {k: v for k, v in asdict(start.method_settings).items() if k in entry.flags()}
@@ -335,8 +352,9 @@ def _search(plan: Plan, budget: int) -> _Search:
         method_file=Path(inspect.getfile(entry.cls)),
         spec=spec,
         criterion=Criterion(
-            metric=spec.validation_metric,
-            higher_is_better=spec.metrics[spec.validation_metric].higher_is_better,
+            metric=metric,
+            higher_is_better=spec.metrics[metric].higher_is_better,
+            on="validation" if on_test is None else "test",
         ),
         open_settings=untuned,
         space=space,
@@ -348,9 +366,9 @@ def _search(plan: Plan, budget: int) -> _Search:
 
 def _extend(search: _Search, plan: Plan, outcomes: list[Outcome], number: int) -> None:
     """Adds a round of configurations, given what became of the earlier ones."""
-    metric, higher = search.criterion.metric, search.criterion.higher_is_better
+    higher = search.criterion.higher_is_better
     pairs = zip(search.drawn, outcomes, strict=True)
-    tried = [(values, _configuration(0, values, outcome, metric).value) for values, outcome in pairs]
+    tried = [(values, search.criterion.of(outcome.record)) for values, outcome in pairs]
     for values in _tpe().suggested(search.space, tried, number, plan.seed, higher):
         rounded = {name: _rounded(search.space[name], value) for name, value in values.items()}
         search.drawn.append(rounded)
@@ -398,14 +416,14 @@ def _finals(plan: Plan, search: _Search, outcomes: list[Outcome]) -> list[Plan]:
 
 def _tried(search: _Search, outcomes: list[Outcome], last: list[Outcome]) -> list[Configuration]:
     """Every configuration, and what became of it; finalists with the outcomes of further seeds."""
-    metric = search.criterion.metric
+    criterion = search.criterion
     pairs = zip(search.drawn, outcomes, strict=True)
-    tried = [_configuration(n, values, outcome, metric) for n, (values, outcome) in enumerate(pairs)]
+    tried = [_configuration(n, values, outcome, criterion) for n, (values, outcome) in enumerate(pairs)]
     if last:
-        finalists = {c.number for c in _finalists(tried, search.criterion.higher_is_better)}
+        finalists = {c.number for c in _finalists(tried, criterion.higher_is_better)}
         for place, number in enumerate(sorted(finalists)):
             of_seeds = last[place * (SEEDS - 1) : (place + 1) * (SEEDS - 1)]
-            others = [_configuration(number, {}, outcome, metric) for outcome in of_seeds]
+            others = [_configuration(number, {}, outcome, criterion) for outcome in of_seeds]
             tried[number] = tried[number].model_copy(
                 update={
                     "others": [each.value for each in others],
@@ -482,14 +500,16 @@ def _make_room(directories: list[Path], now: records.Provenance, force: bool) ->
                 shutil.rmtree(directory)
 
 
-def _configuration(number: int, values: dict[str, Any], outcome: Outcome, metric: str) -> Configuration:
+def _configuration(
+    number: int, values: dict[str, Any], outcome: Outcome, criterion: Criterion
+) -> Configuration:
     record = outcome.record
     return Configuration(
         number=number,
         settings=values,
         status=outcome.status,
         reason=str(outcome.refusal) if record is None else record.reason,
-        value=record.validation.get(metric) if record and record.status == "completed" else None,
+        value=criterion.of(record),
         seconds=record.seconds if record else 0.0,
         steps=sum(fit.steps for fit in record.fits) if record else 0,
     )
