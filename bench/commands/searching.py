@@ -413,8 +413,8 @@ def _tune_parser() -> Parser:
         "--on-test",
         type=str | None,
         default=None,
-        help="a metric of TASK to choose by in place of its validation metric: it looks at test data, or at a "
-        "reference, so bench run reads no such result",
+        help="a metric of TASK to choose by in place of its validation metric: it looks at test data, or at "
+        "a reference, so bench run reads no such result",
     )
     add_option(
         parser,

@@ -11,8 +11,9 @@ alone, so that a larger budget extends a smaller one. The criterion is the metri
 never chosen. The best three are run with two further seeds, so that luck does not choose. What was found lies
 in `bench/runs/presets/tuned/<task>/<method>.json`, where the preset `standard` finds it.
 
-A search may be asked for a metric of the task instead. It looks at the test data, or at a reference, and finds
-what the method can do, not what a user would choose: its result lies in `tuned_on_test/`, where no preset looks.
+A search may be asked for a metric of the task instead. It looks at the test data, or at a reference, and
+finds what the method can do, not what a user would choose: its result lies in `tuned_on_test/`, where no
+preset looks.
 """
 
 from __future__ import annotations
