@@ -309,6 +309,41 @@ def test_one_fit_and_predictions_at_the_test_inputs():
     assert arrays["draws"].dtype == np.float32
 
 
+@pytest.mark.parametrize("posterior", KINDS)
+def test_a_fifth_is_set_aside_to_tune_by(posterior):
+    """Every fifth example, which no fit sees; the logged NLL is that of a prediction of 0, by hand."""
+    whole, part = make(posterior).problem(), make(posterior, validation=0.2)
+    aside = part.set_aside.numpy()
+    assert aside.sum() == pytest.approx(len(aside) / 5, abs=1)
+    assert np.diff(np.flatnonzero(aside)).max() <= 6  # evenly
+    problem = part.problem()
+    assert problem.num_train == len(problem.train) == (~aside).sum()
+    for kept, given in zip(problem.train.tensors, whole.train.tensors, strict=True):
+        assert torch.equal(kept, given[~aside])
+
+    def zeros(method, inputs, num_samples):
+        """Outputs of 0."""
+        nothing = torch.zeros(num_samples, len(inputs), {"iris": 3}.get(posterior, 1))
+        match posterior:
+            case "iris":
+                return Categorical(nothing.log_softmax(-1))
+            case "digits":
+                return Bernoulli(nothing[..., 0])
+        return Gaussian(nothing, torch.full_like(nothing, noise**2))
+
+    targets = whole.train.tensors[1][aside].double().numpy().ravel()
+    noise = part.posed.noise / part.examples.scale  # in the unit of the outputs, which is `scale` targets
+    recorder, other = Recorder(), Recorder()
+    recorder.predict = other.predict = zeros
+    part.run(recorder)
+    expected = {"iris": math.log(3), "digits": math.log(2)}.get(posterior)
+    if expected is None:  # log(scale): a density per target
+        expected = -stats.norm(0, noise).logpdf(targets).mean() + math.log(part.examples.scale)
+    assert recorder.logged == [("nll", pytest.approx(expected, rel=1e-6))]
+    make(posterior).run(other)
+    assert other.logged == []
+
+
 def test_every_member_of_an_ensemble_keeps_its_share():
     """Of three times 80 draws, which tell their member, 80 are kept: a third of each member's, to one."""
     recorder = Recorder()

@@ -25,8 +25,9 @@ from bench import figures
 from bench.contract import FinishedRun
 from bench.diagnostics import mixed
 from bench.intervals import differences, student
-from bench.runs import registry
+from bench.runs import registry, resolution
 from bench.runs.registry import methods
+from bench.sweep import tune
 
 CONTESTANTS = {
     "bench.peers.LaplaceTorch+learning_rate=0.01,optimizer=amsgrad": "laplace+curvature=full",
@@ -67,6 +68,32 @@ def fidelity() -> str:
     if rows:
         rows.append(["floor: a second run of the reference", *(floors.get(task, "-") for task in tasks)])
     return or_none(["method", *(f"`{task}`" for task in tasks)], rows)
+
+
+def tuned() -> str:
+    """What a search on validation data and one on the distance itself chose, and how far each is."""
+    rows = []
+    for path in sorted(tune.ON_TEST.glob("fidelity_*/*.json")):
+        on_test = tune.read(path)
+        best = on_test.configurations[on_test.chosen_number]
+        values = [value for value in (best.value, *best.others) if value is not None]
+        told = resolution.tuned_path(on_test.method, on_test.task, resolution.TUNED)
+        seen, distance = "-", "-"
+        if told.exists():
+            seen = chosen(tune.read(told))
+            group = list(by_seed(on_test.task, on_test.method).values())
+            distance = metric(group, "wasserstein") if group else "-"
+        rows.append(
+            [f"`{on_test.task}`", f"`{on_test.method}`", seen, distance, chosen(on_test), interval(values)]
+        )
+    header = ["task", "method", "chosen by validation NLL", "distance", "chosen by distance", "distance"]
+    return or_none(header, rows)
+
+
+def chosen(result: tune.Tuning) -> str:
+    """The settings that a search chose."""
+    settings = result.configurations[result.chosen_number].settings
+    return ", ".join(f"`{name}={value}`" for name, value in settings.items())
 
 
 def contestants() -> str:
@@ -159,6 +186,7 @@ def drawn() -> Iterator[Drawing]:
 
 PARTS: dict[str, Part] = {
     "fidelity": fidelity,
+    "fidelity tuned": tuned,
     "contestants": contestants,
     "widths": widths,
     "widths said": widths_said,
