@@ -40,7 +40,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from scipy.special import expit, logsumexp, ndtri
+from scipy.special import expit, logsumexp
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -62,7 +62,7 @@ from bench.contract import (
 from bench.data import array_digest
 from bench.settings import Count, Share, settings
 from bench.spec import PREDICTED
-from bench.studies import references
+from bench.studies import functions, references
 from bench.studies.small import flowers, points, split_rows
 
 NAMES: dict[str, dict[str, object]] = {
@@ -74,7 +74,7 @@ NAMES: dict[str, dict[str, object]] = {
 
 PRESETS: dict[str, dict[str, object]] = {"smoke": {"epochs": 5, "test_samples": 4}}
 
-LEVELS = (np.arange(80) + 0.5) / 80
+LEVELS = functions.LEVELS
 """Probabilities of the quantiles that a reference keeps."""
 PARTS = ("test", "gap")
 """Held-out parts of the toy data."""
@@ -297,8 +297,7 @@ class Fidelity(Task):
     def draws(self, prediction: Prediction) -> Tensor:
         """What is kept of a prediction: function or log-odds `[S, N]`, or log-probabilities `[S, N, C]`.
 
-        A normal wider than the noise stands for a normal function: of each input the quantiles of the mixture
-        at as many levels as a run has samples, since what is compared are inputs one by one.
+        Of a normal wider than the noise the quantiles, since what is compared are inputs one by one.
         """
         match prediction:
             case predictions.Categorical():
@@ -307,12 +306,7 @@ class Fidelity(Task):
                 return prediction.log_odds
         assert isinstance(prediction, predictions.Gaussian)
         given, noise = self.examples, self.posed.noise / self.examples.scale
-        values, excess = prediction.mean[..., 0], prediction.variance[..., 0] - noise**2
-        if (excess > 1e-4 * noise**2).any():
-            levels = torch.from_numpy(ndtri(LEVELS) / ndtri(LEVELS).std()).to(values)
-            every = (values + excess.clamp(min=0).sqrt() * levels[:, None, None]).flatten(0, 1)
-            asked = (torch.arange(self.settings.test_samples) + 0.5) / self.settings.test_samples
-            values = torch.quantile(every, asked.to(every), dim=0)
+        values = functions.drawn(prediction, noise, self.settings.test_samples)
         return given.centre + given.scale * values
 
     def targets(self) -> Arrays:
