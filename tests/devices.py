@@ -551,6 +551,7 @@ TASKS = {
     "retinopathy_synthetic": {"images": 50, "size": 32},
     "retinopathy_robustness": {"images": 50},
     "singular_evidence": {"epochs": 2, "repetitions": 3, "draws": 4},
+    "sbc": {"worlds": 3, "epochs": 2},
     "shift_digits": {"num_train": 200, "epochs": 1, "test_images": 40},
     "split_digits": {},
     "split_digits_multi_head": {"test_samples": 2},

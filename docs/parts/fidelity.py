@@ -12,6 +12,7 @@ from parts.evidence import (
     Drawing,
     Part,
     by_seed,
+    compared_table,
     finished_runs,
     footer,
     groups,
@@ -187,6 +188,8 @@ def drawn() -> Iterator[Drawing]:
 PARTS: dict[str, Part] = {
     "fidelity": fidelity,
     "fidelity tuned": tuned,
+    "sbc": lambda: compared_table("sbc"),
+    "sbc linear": lambda: compared_table("sbc_linear"),
     "contestants": contestants,
     "widths": widths,
     "widths said": widths_said,
