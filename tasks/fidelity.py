@@ -146,6 +146,7 @@ class Fidelity(Task):
     settings_class = Settings
     settings: Settings
     tuned_with = {"validation": 0.2}
+    tuned_by = "wasserstein"
 
     @property
     def posed(self) -> Posed:

@@ -221,9 +221,9 @@ def test_test_metrics_change_nothing(monkeypatch):
 
 def test_a_search_on_test_data_must_be_asked_for_and_no_preset_reads_it(call, tmp_path, monkeypatch):
     """The test metric is the reverse of the criterion, so that another configuration is chosen."""
-    monkeypatch.setattr(tune, "ON_TEST", tmp_path / "on_test")
-    asked = call("tune", METHOD, TASK, "--budget", 5, "--on-test", "closeness")
-    assert (asked[0], asked[1]) == (0, f"{tmp_path}/on_test/tunables.Distance/tunables.Obedient.json\n")
+    monkeypatch.setattr(tune, "OTHERWISE", tmp_path / "other")
+    asked = call("tune", METHOD, TASK, "--budget", 5, "--criterion", "closeness")
+    assert (asked[0], asked[1]) == (0, f"{tmp_path}/other/tunables.Distance/tunables.Obedient.json\n")
     assert "closeness on test data" in asked[2]
     found = tune.read(Path(asked[1].strip()))
     distances = [abs(math.log10(c.settings["learning_rate"]) + 2) for c in found.configurations]
@@ -231,9 +231,23 @@ def test_a_search_on_test_data_must_be_asked_for_and_no_preset_reads_it(call, tm
     assert (found.chosen_number, found.criterion.on) == (int(np.argmax(distances)), "test")
     assert not resolution.TUNED.exists()
     assert resolved(METHOD, TASK).method_settings.learning_rate == 0.5
-    wrong = call("tune", METHOD, TASK, "--budget", 5, "--on-test", "nearness")
+    wrong = call("tune", METHOD, TASK, "--budget", 5, "--criterion", "nearness")
     assert (wrong[0], BEGUN) == (2, [])
     assert "tunables:Distance has no metric nearness: it has closeness" in wrong[2]
+
+
+def test_a_task_may_say_that_its_searches_choose_by_a_metric(call, tmp_path, monkeypatch):
+    """Then presets read that result, and the search on validation data is the other one."""
+    monkeypatch.setattr(tunables.Distance, "tuned_by", "closeness")
+    monkeypatch.setattr(tune, "OTHERWISE", tmp_path / "other")
+    usual = call("tune", METHOD, TASK, "--budget", 5, "--to", resolution.TUNED)
+    found = tune.read(Path(usual[1].strip()))
+    assert found.criterion.on == "test"
+    assert resolved(METHOD, TASK).method_settings.learning_rate == found.chosen["learning_rate"]
+    other = call("tune", METHOD, TASK, "--budget", 5, "--criterion", "validation")
+    assert Path(other[1].strip()).is_relative_to(tmp_path / "other")
+    assert tune.read(Path(other[1].strip())).criterion.on == "validation"
+    assert resolved(METHOD, TASK).method_settings.learning_rate == found.chosen["learning_rate"]
 
 
 def assert_same_but_for_time(a, b):
@@ -660,7 +674,8 @@ def test_committed_results_are_valid_and_can_be_run():
     for path in sorted((Path(bench.__path__[0]) / "runs" / "presets" / "tuned").rglob("*.json")):
         result = tune.read(path)
         assert path == resolution.tuned_path(result.method, result.task, path.parent.parent)
-        assert result.criterion.on == "validation"
+        by = tune.criterion_of(result.task)
+        assert (result.criterion.on == "validation") == (by == "validation")
         entry = registry.method(result.method)
         registry.build(entry.cls.settings_class, {**entry.fixed, **result.chosen}, "method")
         assert result.chosen.keys() | ADDED_SINCE.get(result.method, set()) == set(entry.flags())

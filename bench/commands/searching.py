@@ -324,7 +324,7 @@ def tune(arguments: list[str]) -> None:
     registry.refuse_unknown(chosen.METHOD, chosen.TASK)
 
     from bench.runs.progress import shown
-    from bench.sweep.tune import ON_TEST, Sampler, at_edge, result_path, unequal_budgets
+    from bench.sweep.tune import OTHERWISE, Sampler, at_edge, criterion_of, result_path, unequal_budgets
     from bench.sweep.tune import tune as search
 
     registry.import_own(chosen.METHOD, chosen.TASK)
@@ -338,12 +338,13 @@ def tune(arguments: list[str]) -> None:
         usual = parser.get_defaults()["task"]
         options["task_settings"] = {k: v for k, v in vars(chosen.task).items() if v != usual[k]}
     plan = build(Plan, {"method": chosen.METHOD, "task": chosen.TASK, **options})
-    to = Path(chosen.to or (resolution.TUNED if chosen.on_test is None else ON_TEST))
+    is_usual = chosen.criterion in (None, criterion_of(chosen.TASK))
+    to = Path(chosen.to or (resolution.TUNED if is_usual else OTHERWISE))
     unequal = unequal_budgets(plan, chosen.budget, to)
     if unequal and chosen.preset != "smoke":
         errors.print(f"bench: warning: {unequal}", soft_wrap=True)
     with _on_workers(chosen) as run:
-        result = search(plan, chosen.budget, to, partial(shown, errors), sampler, run, chosen.on_test)
+        result = search(plan, chosen.budget, to, partial(shown, errors), sampler, run, chosen.criterion)
     _print_tried(result, chosen.format)
     if chosen.preset == "smoke":
         errors.print("a smoke search proves the pipe and measures nothing: no result is written")
@@ -410,11 +411,11 @@ def _tune_parser() -> Parser:
         help="folder of results; unless given the one that bench run reads",
     )
     parser.add_argument(
-        "--on-test",
+        "--criterion",
         type=str | None,
         default=None,
-        help="a metric of TASK to choose by in place of its validation metric: it looks at test data, or at "
-        "a reference, so bench run reads no such result",
+        help="validation, or a metric of TASK, which looks at test data or at a reference; unless given what "
+        "TASK says. bench run reads no result of another criterion than the task's",
     )
     add_option(
         parser,

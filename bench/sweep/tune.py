@@ -11,9 +11,10 @@ alone, so that a larger budget extends a smaller one. The criterion is the metri
 never chosen. The best three are run with two further seeds, so that luck does not choose. What was found lies
 in `bench/runs/presets/tuned/<task>/<method>.json`, where the preset `standard` finds it.
 
-A search may be asked for a metric of the task instead. It looks at the test data, or at a reference, and
-finds what the method can do, not what a user would choose: its result lies in `tuned_on_test/`, where no
-preset looks.
+A search may choose by a metric of the task instead (`criterion`). It looks at the test data, or at a
+reference, and finds what the method can do, not what a user would choose. Only a task that says so
+(`Task.tuned_by`) has that as its criterion. A search by another criterion than the task's lies in
+`tuned_otherwise/`, where no preset looks.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ SEEDS = 3
 """Seeds that a finalist is run with, that of the search among them."""
 EDGE = 0.05
 """Share of a range, at either end, in which a chosen value is at the edge of its search."""
-ON_TEST = resolution.TUNED.parent / "tuned_on_test"
-"""Where the results of searches lie that looked at test data."""
+OTHERWISE = resolution.TUNED.parent / "tuned_otherwise"
+"""Where the results of searches lie that chose by another criterion than their task's."""
 
 
 class Configuration(Schema):
@@ -216,7 +217,7 @@ def tune(
     watch: Watch = lambda title: nullcontext(lambda *_: None),
     sampler: Sampler | None = None,
     run: RunCells | None = None,
-    on_test: str | None = None,
+    criterion: str | None = None,
 ) -> Tuning:
     """Runs the configurations of a budget and writes what was found; what `bench tune` does.
 
@@ -230,7 +231,7 @@ def tune(
         watch: Observes the runs that this process makes.
         sampler: Who draws the configurations; the random search unless given.
         run: Runs the cells in place of this process.
-        on_test: A metric of the task to choose by, in place of its validation metric.
+        criterion: validation, or a metric of the task; None is the task's own.
 
     Raises:
         UsageError: If this pair cannot be tuned, or an earlier search stands in the way.
@@ -243,7 +244,7 @@ def tune(
     sampler = sampler or Sampler()
     first = budget if sampler.name == "random" else min(budget, _tpe().STARTUP)
     with resolution.untuned():
-        search = _search(plan, first, on_test)
+        search = _search(plan, first, criterion or criterion_of(plan.task))
         path = result_path(plan, to)
         if plan.preset != "smoke" and path.exists() and not plan.force:
             _must_extend(path, budget, plan.seed, search.described, sampler)
@@ -270,6 +271,11 @@ def tune(
     if plan.preset != "smoke":
         write(path, (result.model_dump_json(indent=2) + "\n").encode())
     return result
+
+
+def criterion_of(task: str) -> str:
+    """What searches on a task choose by: validation, or one of its metrics."""
+    return str(registry.task(task).cls.tuned_by)
 
 
 def result_path(plan: Plan, to: Path) -> Path:
@@ -323,7 +329,7 @@ class _Search:
     cells: list[Plan]
 
 
-def _search(plan: Plan, budget: int, on_test: str | None) -> _Search:
+def _search(plan: Plan, budget: int, criterion: str) -> _Search:
     """The configurations of a budget.
 
     Raises:
@@ -332,7 +338,8 @@ def _search(plan: Plan, budget: int, on_test: str | None) -> _Search:
     registry.import_own(
         plan.method, plan.task
     )  # as `resolve` does: the plan's names are those that were typed
-    tuned_with = registry.task(plan.task).cls.tuned_with if on_test is None else {}
+    on_validation = criterion == "validation"
+    tuned_with = registry.task(plan.task).cls.tuned_with if on_validation else {}
     if plan.method_settings or (plan.task_settings and not _is_own(plan)) or plan.members is not None:
         raise UsageError("a search chooses the settings itself: give it none, and no members")
     plan = replace(plan, task_settings={**tuned_with, **plan.task_settings})
@@ -341,9 +348,9 @@ def _search(plan: Plan, budget: int, on_test: str | None) -> _Search:
     if (member := entry.member) != entry:
         raise UsageError(f"{plan.method} has the settings of {member.name}: tune that")
     spec = start.task.cls(start.task_settings).spec
-    if on_test is not None and on_test not in spec.metrics:
-        raise UsageError(f"{plan.task} has no metric {on_test}: it has {', '.join(spec.metrics)}")
-    if (metric := on_test or spec.validation_metric) is None:
+    if not on_validation and criterion not in spec.metrics:
+        raise UsageError(f"{plan.task} has no metric {criterion}: it has {', '.join(spec.metrics)}")
+    if (metric := spec.validation_metric if on_validation else criterion) is None:
         raise UsageError(f"{plan.task} cannot be tuned on: it declares no validation_metric")
     space = search_space(entry)
     untuned = {k: v for k, v in asdict(start.method_settings).items() if k in entry.flags()}
@@ -355,7 +362,7 @@ def _search(plan: Plan, budget: int, on_test: str | None) -> _Search:
         criterion=Criterion(
             metric=metric,
             higher_is_better=spec.metrics[metric].higher_is_better,
-            on="validation" if on_test is None else "test",
+            on="validation" if on_validation else "test",
         ),
         open_settings=untuned,
         space=space,

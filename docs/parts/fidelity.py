@@ -27,7 +27,9 @@ from bench.contract import FinishedRun
 from bench.diagnostics import mixed
 from bench.intervals import differences, student
 from bench.runs import registry, resolution
+from bench.runs.plan import Plan
 from bench.runs.registry import methods
+from bench.settings import build
 from bench.sweep import tune
 
 CONTESTANTS = {
@@ -72,22 +74,28 @@ def fidelity() -> str:
 
 
 def tuned() -> str:
-    """What a search on validation data and one on the distance itself chose, and how far each is."""
+    """What a search on the distance itself and one on validation data chose, and how far each choice is."""
     rows = []
-    for path in sorted(tune.ON_TEST.glob("fidelity_*/*.json")):
-        on_test = tune.read(path)
-        best = on_test.configurations[on_test.chosen_number]
-        values = [value for value in (best.value, *best.others) if value is not None]
-        told = resolution.tuned_path(on_test.method, on_test.task, resolution.TUNED)
-        seen, distance = "-", "-"
-        if told.exists():
-            seen = chosen(tune.read(told))
-            group = list(by_seed(on_test.task, on_test.method).values())
-            distance = metric(group, "wasserstein") if group else "-"
+    for path in sorted(tune.OTHERWISE.glob("fidelity_*/*.json")):
+        told = tune.read(path)
+        by_distance = tune.read(resolution.tuned_path(told.method, told.task, resolution.TUNED))
+        task, method = registry.task(told.task), registry.method(told.method)
+        standard = resolution.resolve(build(Plan, {"method": told.method, "task": task.name}))
+        settings = registry.build(method.cls.settings_class, {**method.fixed, **told.chosen}, "method")
+        identity = resolution.identity(method, settings, standard.method_settings)
+        cells = [list(by_seed(told.task, name).values()) for name in (told.method, identity)]
+        distances = [metric(group, "wasserstein") if group else "-" for group in cells]
         rows.append(
-            [f"`{on_test.task}`", f"`{on_test.method}`", seen, distance, chosen(on_test), interval(values)]
+            [
+                f"`{told.task}`",
+                f"`{told.method}`",
+                chosen(by_distance),
+                distances[0],
+                chosen(told),
+                distances[1],
+            ]
         )
-    header = ["task", "method", "chosen by validation NLL", "distance", "chosen by distance", "distance"]
+    header = ["task", "method", "chosen by the distance", "distance", "chosen by validation NLL", "distance"]
     return or_none(header, rows)
 
 
