@@ -12,7 +12,7 @@ N(0, 1). A run has two worlds; `--task.world` takes others. The seed is that of 
 
 The truth: mutual information of label and function (epistemic) and expected entropy of the label (aleatoric)
 under the Gaussian process posterior, which Hamiltonian Monte Carlo draws (`bench/studies/oracle_classes.py`).
-Its standard error is at most 0.006 nats at any input. The estimates are the same two, under the method's
+Its standard error is at most 0.005 nats at any input. The estimates are the same two, under the method's
 draws. `bench/studies/disentangling.py` defines errors, correlations and leaks, `bench/studies/joint.py` the
 joint log loss, by which posteriors are ranked. `excess_log_loss` is the mean of KL(truth || prediction) of a
 label, `excess_risk` that of the error rate: what each is above the loss of who knows the probabilities.

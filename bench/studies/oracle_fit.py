@@ -22,7 +22,7 @@ SUBSET = 400
 
 
 def negative_log_evidence(covariance: np.ndarray, targets: np.ndarray) -> float:
-    """Of targets `[R, K]`, K independent draws of a normal of mean 0 with this covariance, in nats."""
+    """Minus the log density of K draws `[R, K]` of a normal with this covariance and mean 0, in nats."""
     factor = cho_factor(covariance, lower=True)
     rows, outputs = targets.shape
     log_det = 2 * np.log(np.diag(factor[0])).sum()
