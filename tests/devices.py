@@ -544,6 +544,8 @@ TASKS = {
     "gradient_variance_digits": {"channels": 4, "batch_size": 500, "pairs": 2},
     "fidelity_iris": {"epochs": 2},
     "iris_depth": {"epochs": 2, "repetitions": 3},
+    "oracle_classification": {"epochs": 2},
+    "oracle_regression": {"epochs": 2},
     "ood_digits": {"num_train": 200, "epochs": 1, "test_images": 40},
     "own_images": {"epochs": 1, **GIVEN["own_images"]},
     "own_table": {"epochs": 1, **GIVEN["own_table"]},
