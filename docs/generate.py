@@ -29,6 +29,7 @@ from parts import (
     retinopathy,
     singular,
     training,
+    uci,
 )
 from parts.evidence import ROOT
 
@@ -38,7 +39,7 @@ from bench.runs import measures
 DRAWING = (active, continual, fidelity, geometry, mixtures, results, retinopathy, singular, training)
 PARTS = {
     name: part
-    for module in (*DRAWING, expectations, findings, methods, mutants)
+    for module in (*DRAWING, expectations, findings, methods, mutants, uci)
     for name, part in module.PARTS.items()
 }
 

@@ -19,6 +19,8 @@ alone, at which a single network is as good.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
@@ -30,7 +32,9 @@ from bench import networks, priors, tables
 from bench.contract import (
     Arrays,
     Budget,
+    Comparison,
     Engine,
+    FinishedRun,
     Layout,
     Metric,
     Metrics,
@@ -46,7 +50,7 @@ from bench.intervals import standard_error
 from bench.predictions import Gaussian
 from bench.settings import Count, settings
 from bench.spec import PREDICTED
-from bench.studies import forecasts, normals
+from bench.studies import forecasts, normals, published_splits
 from bench.studies.small import split_rows
 
 NAMES: dict[str, dict[str, object]] = {
@@ -297,6 +301,12 @@ class UCIRegression(Task):
         """Coverage of the central intervals against their level, and the PIT histogram."""
         below = self.per_split(arrays)[2]
         return {"coverage": normals.coverage_chart(self.curves(arrays)), "pit": forecasts.chart(below)}
+
+    @classmethod
+    def compare(cls, runs: Sequence[FinishedRun]) -> Comparison:
+        """All metrics; on the published splits also each method less the published MC dropout."""
+        found = super().compare(runs)
+        return replace(found, sentences=[*found.sentences, *published_splits.sentences(runs)])
 
 
 def _standard_error(values: np.ndarray) -> float | Undefined:
