@@ -329,7 +329,7 @@ def _forecasts(arrays: Arrays) -> dict[str, float]:
     means, sigma = arrays["means"].astype(np.float64), np.sqrt(arrays["variances"].astype(np.float64))
     sigma = np.broadcast_to(sigma, means.shape)
     end = len(GRID) + len(arrays["test_targets"])
-    found = {}
+    found: dict[str, float] = {}
     for prefix, rows, targets in (
         ("", slice(len(GRID), end), arrays["test_targets"]),
         ("gap_", slice(end, None), arrays["gap_targets"]),

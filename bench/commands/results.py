@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ASIDE = ("directory", "main")
 """Columns of `metric_rows` that are for programs."""
 _SHOWN = 6
-"""Metrics of a record that are printed unless all are asked for: the main one and five more."""
+"""Metrics of a record that are printed unless all are asked for: the main one, then those with a value."""
 _GONE = "no metric of the task as it is now"
 
 
@@ -72,7 +72,7 @@ def print_record(directory: Path, console: Console, every: bool = False) -> None
     record = read_record(directory)
     title = f"{record.method.identity} on {record.task.identity}, {record.preset}, seed {record.seed}"
     console.print(plain(f"{title}: {record.status}"), soft_wrap=True)
-    rows = sorted(metric_rows(directory, record), key=lambda row: not row["main"])
+    rows = sorted(metric_rows(directory, record), key=lambda row: (not row["main"], row["value"] is None))
     left = 0 if every else len(rows[_SHOWN:])
     rows = rows[: len(rows) - left]
     marked = [row | {"metric": f"{row['metric']} (main)"} if row["main"] else row for row in rows]

@@ -22,14 +22,12 @@ from bench import figures
 from bench.spec import Metric
 from bench.studies import normals
 
-LEVELS = (50, 80, 90, 95)
-"""Central intervals that are scored, in percent."""
+LEVELS = (90, 50, 80, 95)
+"""Central intervals that are scored, in percent; the first are shown first."""
 BINS = 10
 """Of the PIT histogram."""
 _BLOCK = 100
 """Mixtures that are scored at once, few enough for the cache of a processor."""
-COVERAGE_90 = "coverage_error"
-"""The metric of the 90% interval, whose name says no level."""
 
 
 def measures(unit: str, where: str = "") -> dict[str, Metric]:
@@ -39,22 +37,15 @@ def measures(unit: str, where: str = "") -> dict[str, Metric]:
         unit: Of the target.
         where: What descriptions end with, such as "; between the clusters".
     """
-    found = {
-        "crps": Metric(f"mean continuous ranked probability score{where}", unit, 0, np.inf),
-        "pit_distance": Metric(
-            f"largest distance of the PIT values' distribution function from the uniform one{where}",
-            "fraction",
-            0,
-            1,
-        ),
-    }
+    found = {"crps": Metric(f"mean continuous ranked probability score{where}", unit, 0, np.inf)}
     for level in LEVELS:
         interval = f"the central {level}% interval{where}"
         share = f"distance from {level / 100:g} of the share of test targets in {interval}"
-        found[_named("coverage_error", level)] = Metric(share, "fraction", 0, 1)
+        found[covered(level)] = Metric(share, "fraction", 0, 1)
         found[f"interval_score_{level}"] = Metric(f"mean score of {interval}", unit, 0, np.inf)
         found[f"width_{level}"] = Metric(f"mean width of {interval}: sharpness", unit, 0, np.inf)
-    return found
+    distance = f"largest distance of the PIT values' distribution function from the uniform one{where}"
+    return found | {"pit_distance": Metric(distance, "fraction", 0, 1)}
 
 
 def measured(mean: np.ndarray, sigma: np.ndarray, targets: np.ndarray) -> dict[str, float]:
@@ -69,19 +60,20 @@ def measured(mean: np.ndarray, sigma: np.ndarray, targets: np.ndarray) -> dict[s
     sigma = np.moveaxis(np.broadcast_to(sigma, mean.shape), -2, 0).reshape(mean.shape[-2], -1)
     mean, targets = np.moveaxis(mean, -2, 0).reshape(sigma.shape), targets.ravel()
     below = normals.below(mean, sigma, targets)
-    found = {"crps": float(crps(mean, sigma, targets).mean()), "pit_distance": distance(below)}
+    found = {"crps": float(crps(mean, sigma, targets).mean())}
     for level in LEVELS:
         tail = (1 - level / 100) / 2
         low, high = normals.quantiles(mean, sigma, tail), -normals.quantiles(-mean, sigma, tail)
         score = interval_score(low, high, targets, level / 100)
-        found[_named("coverage_error", level)] = abs(normals.coverage(below, level / 100) - level / 100)
+        found[covered(level)] = abs(normals.coverage(below, level / 100) - level / 100)
         found[f"interval_score_{level}"] = float(score.mean())
         found[f"width_{level}"] = float((high - low).mean())
-    return found
+    return found | {"pit_distance": distance(below)}
 
 
-def _named(name: str, level: int) -> str:
-    return COVERAGE_90 if (name, level) == ("coverage_error", 90) else f"{name}_{level}"
+def covered(level: int) -> str:
+    """Name of the metric of coverage; that of 90% is older than the others, and says no level."""
+    return "coverage_error" if level == 90 else f"coverage_error_{level}"
 
 
 def crps(mean: np.ndarray, sigma: np.ndarray, targets: np.ndarray) -> np.ndarray:
