@@ -30,6 +30,7 @@ from parts import (
     retinopathy,
     singular,
     training,
+    uci,
 )
 from parts.evidence import ROOT
 
@@ -39,7 +40,7 @@ from bench.runs import measures
 DRAWING = (active, continual, fidelity, geometry, mixtures, oracle, results, retinopathy, singular, training)
 PARTS = {
     name: part
-    for module in (*DRAWING, expectations, findings, methods, mutants)
+    for module in (*DRAWING, expectations, findings, methods, mutants, uci)
     for name, part in module.PARTS.items()
 }
 

@@ -93,7 +93,7 @@ class OutOfDistribution(PictureTask):
         return Spec(
             question="Does a posterior know an image of a class that it was never shown?",
             source="Hendrycks and Gimpel 2017; Neal et al. 2018",
-            version=1,
+            version=2,
             metrics=found,
             main_metric="auroc",
             validation_metric="nll",

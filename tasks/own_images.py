@@ -172,7 +172,7 @@ class OwnImages(Task):
         return Spec(
             question="Which posterior names the class of one's own images best?",
             source="the user's images",
-            version=1,
+            version=2,
             metrics={"nll": Metric("mean of -log p(label)", "nats", 0, np.inf), **own.OF_CLASSES},
             main_metric="nll",
             ranked=False,

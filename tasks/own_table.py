@@ -52,7 +52,7 @@ from bench.encoding import Encoder
 from bench.errors import UsageError
 from bench.predictions import Gaussian
 from bench.settings import Code, Count, Share, Whole, settings
-from bench.studies import conformal, normals, own, predictive, trying
+from bench.studies import conformal, forecasts, normals, own, predictive, trying
 from bench.studies import own_rows as rows_of
 from bench.text import one_line
 
@@ -131,19 +131,13 @@ class OwnTable(rows_of.TableTask):
         """What is measured; which of it is defined, the target decides."""
         unit = self.settings.target or "target"
         of_numbers = {
-            "rmse": Metric("root mean squared error of the mean", unit, 0, np.inf, may_be_undefined=True),
-            "coverage_error": Metric(
-                "distance from 0.9 of the share of test targets in the central 90% interval",
-                "fraction",
-                0,
-                1,
-                may_be_undefined=True,
-            ),
+            "rmse": Metric("root mean squared error of the mean", unit, 0, np.inf),
+            **forecasts.measures(unit),
         }
         return Spec(
             question="Which posterior predicts the rows of one's own table best?",
             source="the user's table",
-            version=1,
+            version=2,
             metrics={
                 "nll": Metric(
                     f"mean of -log p(test target); of a number its density per {unit}",
@@ -151,7 +145,7 @@ class OwnTable(rows_of.TableTask):
                     -np.inf,
                     np.inf,
                 ),
-                **of_numbers,
+                **own.undefinable(of_numbers),
                 **own.undefinable(own.OF_CLASSES),
             },
             main_metric="nll",
@@ -332,16 +326,16 @@ class OwnTable(rows_of.TableTask):
     def score(self, arrays: Arrays) -> Metrics:
         """NLL, and what the kind of target has beside it."""
         nll = float(self.losses(arrays).mean())
-        of_numbers: Metrics = dict.fromkeys(("rmse", "coverage_error"), Undefined(NOTHING["classification"]))
+        names = ("rmse", *forecasts.measures(""))
+        of_numbers: Metrics = dict.fromkeys(names, Undefined(NOTHING["classification"]))
         of_classes: Metrics = dict.fromkeys(own.OF_CLASSES, Undefined(NOTHING["regression"]))
         if "labels" in arrays:
             of_classes = {**own.of_classes(arrays)}
         else:
             (mean, sigma), targets = normals.mixtures(arrays), arrays["targets"]
-            below = normals.below(mean, sigma, targets)
             of_numbers = {
                 "rmse": float(np.sqrt(((mean.mean(0) - targets) ** 2).mean())),
-                "coverage_error": abs(normals.coverage(below, 0.9) - 0.9),
+                **forecasts.measured(mean, sigma, targets),
             }
         return {"nll": nll, **of_numbers, **of_classes}
 
@@ -366,7 +360,8 @@ class OwnTable(rows_of.TableTask):
             return own.figures_of(arrays)
         rows, unit = self.curves(arrays), f"root mean squared error, {self.settings.target}"
         risk = predictive.risk_chart([row for row in rows if row.curve == "risk, rmse"], unit)
-        return {"coverage": normals.coverage_chart(rows), "risk": risk}
+        below = normals.below(*normals.mixtures(arrays), arrays["targets"])
+        return {"coverage": normals.coverage_chart(rows), "pit": forecasts.chart(below), "risk": risk}
 
     def remarks(self, arrays: Arrays) -> list[str]:
         """Of a number: coverage of the 90% intervals by quarters of the predicted width."""

@@ -116,7 +116,7 @@ class Shift(PictureTask):
         return Spec(
             question="Does a posterior stay right, or say that it does not know, when images are shifted?",
             source="Ovadia et al. 2019; Hendrycks and Dietterich 2019",
-            version=1,
+            version=2,
             metrics=shift.measures(self.severities, self.foreign),
             main_metric="nll",
             validation_metric="nll_clean",

@@ -44,7 +44,7 @@ from bench.contract import (
 )
 from bench.data import array_digest
 from bench.settings import Count, settings
-from bench.studies import normals
+from bench.studies import forecasts, normals
 
 NAMES: dict[str, dict[str, object]] = {"sine_regression": {}}
 
@@ -98,11 +98,12 @@ class SineRegression(Task):
         return Spec(
             question="Does a mixture that may have several components use more than one?",
             source="shuiruge 2017, Fig. 1 and section 6",
-            version=1,
+            version=2,
             metrics={
                 "test_nll": Metric("mean of -log p(y) at new points", "nats", -np.inf, np.inf),
                 "rmse": Metric("of the mean, against the true function on the grid", "units of y", 0, np.inf),
                 "sd": Metric("mean over the grid of the function's sd", "units of y", 0, np.inf),
+                **forecasts.measures("units of y"),
             },
             main_metric="test_nll",
             ranked=False,
@@ -154,16 +155,18 @@ class SineRegression(Task):
     # ---- scoring
 
     def score(self, arrays: Arrays) -> Metrics:
-        """NLL of the mixture over the draws; error and spread of the function."""
+        """NLL and further scores of the mixture over the draws; error and spread of the function."""
         means, sigma = arrays["means"].astype(np.float64), np.sqrt(arrays["variances"].astype(np.float64))
         tested = means[:, len(GRID) :]
         sigma = np.broadcast_to(sigma, means.shape)[:, len(GRID) :]
-        log_density = normals.log_density(tested, sigma, arrays["targets"].astype(np.float64))
+        targets = arrays["targets"].astype(np.float64)
+        log_density = normals.log_density(tested, sigma, targets)
         mean, sd = function(arrays)
         return {
             "test_nll": float(-log_density.mean()),
             "rmse": float(np.sqrt(np.square(mean - sine(GRID)).mean())),
             "sd": float(sd.mean()),
+            **forecasts.measured(tested, sigma, targets),
         }
 
     def curves(self, arrays: Arrays) -> list[Row]:

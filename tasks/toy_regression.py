@@ -52,7 +52,7 @@ from bench.contract import (
 from bench.data import array_digest
 from bench.fresh import Fresh
 from bench.settings import Count, Positive, settings
-from bench.studies import references
+from bench.studies import forecasts, references
 from bench.studies.small import CLUSTERS, GAP, NOISE, POINTS, fresh_points, points, sine
 
 NAMES: dict[str, dict[str, object]] = {"toy_regression": {}}
@@ -65,6 +65,8 @@ PRESETS: dict[str, dict[str, object]] = {
 MIDDLE = (-0.8, 0.4)
 GRID = np.arange(-120, 121) / 40  # ends of the regions fall on it, to the last bit
 BATCH_SIZE = 250
+GAPPED = ", between the clusters"
+"""Ends the descriptions of scores there."""
 
 _DRAWS = 200
 """Quantiles that a reference keeps of the function at each input."""
@@ -101,7 +103,7 @@ class ToyRegression(Task):
         return Spec(
             question="How much wider is the posterior over functions between the data than at them?",
             source="Farquhar 2022, section 3.2 and Table A.1",
-            version=1,
+            version=2,
             metrics={
                 "gap_ratio": Metric("gap_sd over data_sd; 0 without spread", "ratio", np.inf, 0),
                 "gap_sd": Metric("mean sd of the function in [-0.8, 0.4]", "units of y", np.inf, 0),
@@ -118,6 +120,10 @@ class ToyRegression(Task):
                 "wasserstein_in_gap": Metric(
                     "the same over the grid between the clusters", "units of y", 0, np.inf, True
                 ),
+                **forecasts.measures("units of y", ", in the clusters"),
+                **{
+                    f"gap_{name}": metric for name, metric in forecasts.measures("units of y", GAPPED).items()
+                },
             },
             main_metric="gap_ratio",
             requires=frozenset() if self.likelihood_weight == 1 else frozenset({"weighted"}),
@@ -201,7 +207,7 @@ class ToyRegression(Task):
     # ---- scoring
 
     def score(self, arrays: Arrays) -> Metrics:
-        """Spread of the function, NLLs of the mixture over the samples, distances to the reference."""
+        """Spread of the function, scores of the mixture over the samples, distances to the reference."""
         _, sd = moments(arrays)
         at_data = np.any([(low <= GRID) & (high >= GRID) for low, high in CLUSTERS], 0)
         in_gap = (MIDDLE[0] <= GRID) & (MIDDLE[1] >= GRID)
@@ -213,6 +219,7 @@ class ToyRegression(Task):
             "data_sd": data_sd,
             "test_nll": test,
             "gap_nll": gap,
+            **_forecasts(arrays),
         }
         if "reference" not in arrays:
             names = ("wasserstein_to_reference", "wasserstein_in_gap")
@@ -315,6 +322,21 @@ def nlls(arrays: Arrays) -> tuple[float, float]:
     losses = torch.from_numpy(log_losses(arrays, slice(len(GRID), None), targets[:, None]))
     test, gap = losses.split([len(arrays["test_targets"]), len(arrays["gap_targets"])])
     return float(test.mean()), float(gap.mean())
+
+
+def _forecasts(arrays: Arrays) -> dict[str, float]:
+    """CRPS and what belongs to it, of the mixture over the samples, in the clusters and between them."""
+    means, sigma = arrays["means"].astype(np.float64), np.sqrt(arrays["variances"].astype(np.float64))
+    sigma = np.broadcast_to(sigma, means.shape)
+    end = len(GRID) + len(arrays["test_targets"])
+    found: dict[str, float] = {}
+    for prefix, rows, targets in (
+        ("", slice(len(GRID), end), arrays["test_targets"]),
+        ("gap_", slice(end, None), arrays["gap_targets"]),
+    ):
+        scores = forecasts.measured(means[:, rows], sigma[:, rows], targets.astype(np.float64))
+        found |= {prefix + name: value for name, value in scores.items()}
+    return found
 
 
 def log_losses(arrays: Arrays, rows: slice, targets: np.ndarray) -> np.ndarray:

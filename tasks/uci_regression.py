@@ -7,7 +7,7 @@ Protocol: 20 random splits (5 of protein) into 90% training and 10% test rows; o
 protein), ReLU, prior N(0, 1). Inputs and target are standardised by the rows that are trained on; the
 standard deviation of the observation noise is learned along with each fit, or given by the network for every
 input (`--task.noise heteroscedastic`). Test log likelihood and RMSE are in the own unit of the target: means
-over the splits with their standard errors.
+over the splits with their standard errors. CRPS, intervals and PIT values are of the rows of all splits.
 
 Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 4.3 (Table 4.2);
 Hernandez-Lobato and Adams 2015 for sets, splits and networks.
@@ -19,6 +19,8 @@ alone, at which a single network is as good.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple
 
@@ -30,7 +32,9 @@ from bench import networks, priors, tables
 from bench.contract import (
     Arrays,
     Budget,
+    Comparison,
     Engine,
+    FinishedRun,
     Layout,
     Metric,
     Metrics,
@@ -46,7 +50,7 @@ from bench.intervals import standard_error
 from bench.predictions import Gaussian
 from bench.settings import Count, settings
 from bench.spec import PREDICTED
-from bench.studies import normals
+from bench.studies import forecasts, normals, published_splits
 from bench.studies.small import split_rows
 
 NAMES: dict[str, dict[str, object]] = {
@@ -125,7 +129,7 @@ class UCIRegression(Task):
         return Spec(
             question="How well does the posterior predict a number, and does it know its own error?",
             source="Farquhar 2022, section 4.3",
-            version=1,
+            version=2,
             metrics={
                 "log_likelihood": Metric(
                     f"log density (per {unit}) of a test target, mean over splits", "nats", np.inf, -np.inf
@@ -137,12 +141,7 @@ class UCIRegression(Task):
                 "rmse_standard_error": Metric(
                     "its standard error over splits", unit, 0, np.inf, may_be_undefined=True
                 ),
-                "coverage_error": Metric(
-                    "distance from 0.9 of the share of test targets in the central 90% interval",
-                    "fraction",
-                    0,
-                    1,
-                ),
+                **forecasts.measures(unit),
             },
             main_metric="log_likelihood",
             min_seeds=1,  # the splits are the repetitions
@@ -272,14 +271,14 @@ class UCIRegression(Task):
         return log_density.mean(1), rmse, normals.below(mean, sigma, targets)
 
     def score(self, arrays: Arrays) -> Metrics:
-        """Means over the splits with their standard errors."""
-        log_likelihood, rmse, below = self.per_split(arrays)
+        """Means over the splits with their standard errors, and scores of the rows of all splits."""
+        log_likelihood, rmse, _ = self.per_split(arrays)
         return {
             "log_likelihood": float(log_likelihood.mean()),
             "log_likelihood_standard_error": _standard_error(log_likelihood),
             "rmse": float(rmse.mean()),
             "rmse_standard_error": _standard_error(rmse),
-            "coverage_error": abs(normals.coverage(below, 0.9) - 0.9),
+            **forecasts.measured(*normals.mixtures(arrays), arrays["targets"]),
         }
 
     def losses(self, arrays: Arrays) -> np.ndarray:
@@ -299,8 +298,15 @@ class UCIRegression(Task):
         return rows + normals.coverage_rows(below)
 
     def figures(self, arrays: Arrays) -> dict[str, Any]:
-        """Coverage of the central intervals against their level."""
-        return {"coverage": normals.coverage_chart(self.curves(arrays))}
+        """Coverage of the central intervals against their level, and the PIT histogram."""
+        below = self.per_split(arrays)[2]
+        return {"coverage": normals.coverage_chart(self.curves(arrays)), "pit": forecasts.chart(below)}
+
+    @classmethod
+    def compare(cls, runs: Sequence[FinishedRun]) -> Comparison:
+        """All metrics; on the published splits also each method less the published MC dropout."""
+        found = super().compare(runs)
+        return replace(found, sentences=[*found.sentences, *published_splits.sentences(runs)])
 
 
 def _standard_error(values: np.ndarray) -> float | Undefined:

@@ -75,6 +75,50 @@ def test_risk_area_is_the_mean_over_all_orders_of_equal_confidences():
     assert calibration.risk_area(confidence, right) == pytest.approx(np.mean(areas))
 
 
+def of_ranks(right):
+    """Both areas as they are defined, of examples whose distinct confidences fall."""
+    errors = np.cumsum(~np.array(right))
+    area = (errors / np.arange(1, len(right) + 1)).mean()
+    points = np.concatenate([[0.0], errors / len(right)])
+    return area, np.trapezoid(points, dx=1 / len(right))
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 3, 6])
+def test_excess_is_over_the_best_of_all_orders_and_never_below_zero(wrong):
+    """By enumeration of every order of six examples; the best order itself has no excess."""
+    right = np.arange(6) >= wrong
+    orders = [np.array(order) for order in set(permutations(right.tolist()))]
+    best = min(of_ranks(order)[0] for order in orders)
+    confidence = np.linspace(0.9, 0.4, 6)
+    for order in orders:
+        found = calibration.excess_risk_area(confidence, order)
+        assert found == pytest.approx(of_ranks(order)[0] - best, abs=1e-12)
+        assert found >= 0
+    surest_right = np.sort(right)[::-1]
+    assert calibration.excess_risk_area(confidence, surest_right) == 0
+
+
+def test_generalised_area_is_that_of_its_curve_and_what_the_roc_curve_says():
+    """By trapezoids over distinct confidences, and by the closed form of Traub et al. 2024, ties included."""
+    draw = np.random.default_rng(0)
+    right = draw.random(200) < 0.7
+    falling = np.linspace(0.9, 0.1, 200)
+    assert calibration.generalised_risk_area(falling, right) == pytest.approx(of_ranks(right)[1], rel=1e-12)
+    for confidence in (draw.random(200), draw.integers(3, 6, 200) / 10):
+        roc, a = sklearn_metrics.roc_auc_score(right, confidence), right.mean()
+        expected = (1 - roc) * a * (1 - a) + (1 - a) ** 2 / 2
+        assert calibration.generalised_risk_area(confidence, right) == pytest.approx(expected, rel=1e-12)
+
+
+def test_a_sure_error_weighs_on_the_area_and_less_on_the_generalised_one():
+    """One wrong example of a hundred, the surest: a tenth of all risk area is then its own doing."""
+    confidence = np.linspace(0.99, 0.01, 100)
+    first, last = (np.arange(100) != at for at in (0, 99))
+    assert calibration.risk_area(confidence, first) > 10 * calibration.risk_area(confidence, last)
+    assert calibration.generalised_risk_area(confidence, first) == pytest.approx(0.00995)
+    assert calibration.generalised_risk_area(confidence, last) == pytest.approx(0.00005)
+
+
 # -------------------------------------------------------------------------------------------- temperature
 
 

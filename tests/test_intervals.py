@@ -27,6 +27,24 @@ def test_students_interval_is_scipys(count):
     assert intervals.standard_error(values) == pytest.approx(stats.sem(values))
 
 
+@pytest.mark.parametrize("splits", [3, 20])
+def test_overlapping_splits_have_the_interval_of_equally_correlated_values(splits):
+    """Nadeau and Bengio 2003 take a correlation r = test / (test + train), and r / (1 - r) is test / train.
+
+    So the variance of the mean over the expected sample variance, both from the covariance matrix, is what
+    stands in place of 1 / K.
+    """
+    test, train = 51, 455
+    r, values = test / (test + train), rows(1, splits, seed=3)[0]
+    covariance = np.full((splits, splits), r) + (1 - r) * np.eye(splits)
+    centring = np.eye(splits) - 1 / splits
+    of_mean = covariance.mean()
+    of_sample = np.trace(centring @ covariance) / (splits - 1)
+    half = stats.t.ppf(0.975, splits - 1) * values.std(ddof=1) * np.sqrt(of_mean / of_sample)
+    assert intervals.student(values, test_to_train=test / train).half == pytest.approx(half, rel=1e-12)
+    assert intervals.student(values).half < half  # the cheat: splits that shared nothing
+
+
 def test_students_interval_holds_the_mean_as_often_as_it_says():
     """2,000 intervals of five normal values: 95% within 4 standard errors (0.0195). False alarm: 6e-5."""
     found = [intervals.student(values) for values in rows(2000, 5)]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ASIDE = ("directory", "main")
 """Columns of `metric_rows` that are for programs."""
 _SHOWN = 6
-"""Metrics of a record that are printed unless all are asked for: the main one and five more."""
+"""Metrics of a record that are printed unless all are asked for: the main one, then those with a value."""
 _GONE = "no metric of the task as it is now"
 
 
@@ -72,7 +72,7 @@ def print_record(directory: Path, console: Console, every: bool = False) -> None
     record = read_record(directory)
     title = f"{record.method.identity} on {record.task.identity}, {record.preset}, seed {record.seed}"
     console.print(plain(f"{title}: {record.status}"), soft_wrap=True)
-    rows = sorted(metric_rows(directory, record), key=lambda row: not row["main"])
+    rows = sorted(metric_rows(directory, record), key=lambda row: (not row["main"], row["value"] is None))
     left = 0 if every else len(rows[_SHOWN:])
     rows = rows[: len(rows) - left]
     marked = [row | {"metric": f"{row['metric']} (main)"} if row["main"] else row for row in rows]
@@ -221,15 +221,19 @@ def _draw_together(directories: list[Path], folder: Path, form: Format) -> None:
 
 
 def record(arguments: list[str]) -> None:
-    """Copies runs to the committed records."""
+    """Copies runs to the committed records, or scores committed records again."""
     parser = Parser("bench record", description="Keep runs as evidence.")
     parser.add_argument(
         "action",
-        type=Literal["add"],
-        help="add copies runs to the committed records; bench store commit follows",
+        type=Literal["add", "rescore"],
+        help="add copies runs to the committed records; bench store commit follows. rescore computes the "
+        "metrics of committed records from their arrays, after the version of their task has grown",
     )
     parser.add_argument(
-        "RUN", nargs="+", type=str, help="directory of a run; neither smoke nor from changed source"
+        "RUN",
+        nargs="+",
+        type=str,
+        help="directory of a run, neither smoke nor from changed source; to rescore, of a committed record",
     )
     parser.add_argument(
         "--to",
@@ -242,7 +246,15 @@ def record(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
 
     from bench.leaderboard.evidence.entries import RECORDS, add
+    from bench.leaderboard.evidence.rescoring import rescore
 
+    if chosen.action == "rescore":
+        if chosen.to is not None or chosen.force:
+            raise UsageError("--to and --force are of bench record add: rescore works where a record lies")
+        for directory in _runs(chosen.RUN):
+            moved = [f"; {name} was {was}, is {now}" for name, (was, now) in rescore(directory).items()]
+            output.print(plain(f"{directory}{''.join(moved)}"), soft_wrap=True)
+        return
     to = RECORDS if chosen.to is None else Path(chosen.to)
     for directory in _runs(chosen.RUN):
         output.print(str(add(directory, to, chosen.force)), soft_wrap=True)

@@ -3,7 +3,9 @@
 Source: Guo et al. 2017, "On Calibration of Modern Neural Networks" (temperature); Vovk et al. 2005,
 "Algorithmic Learning in a Random World", and Lei et al. 2018, "Distribution-Free Predictive Inference for
 Regression" (split conformal sets); Geifman and El-Yaniv 2017, "Selective Classification for Deep Neural
-Networks" (risk and coverage).
+Networks" (risk and coverage); Geifman et al. 2019, "Bias-Reduced Uncertainty Estimation for Deep Neural
+Classifiers" (excess area, E-AURC); Traub et al. 2024, "Overcoming Common Flaws in the Evaluation of Selective
+Classification Systems" (generalised area, AUGRC).
 
 Shapes: N examples, C classes. Log-probabilities are normalised, in nats and in float64.
 """
@@ -32,7 +34,13 @@ MEASURES = {
     ),
     "adaptive_ece": Metric(f"the same, {BINS} bins of as many examples", "fraction", 0, 1),
     "brier": Metric("mean over examples of the squared distance to the label's unit vector", "squared", 0, 2),
-    "risk_area": Metric("mean error of the k surest examples, over all k", "fraction", 0, 1),
+    "risk_area": Metric("mean error of the k surest examples, over all k (AURC)", "fraction", 0, 1),
+    "excess_risk_area": Metric(
+        "the same less that of the best order of these predictions (E-AURC)", "fraction", 0, 1
+    ),
+    "generalised_risk_area": Metric(
+        "share of all examples that are wrong and among the k surest, mean over k (AUGRC)", "fraction", 0, 1
+    ),
 }
 """What `measured` gives."""
 
@@ -47,6 +55,8 @@ def measured(log_probs: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         "adaptive_ece": calibration_error(confidence, right, adaptive=True),
         "brier": brier(log_probs, labels),
         "risk_area": risk_area(confidence, right),
+        "excess_risk_area": excess_risk_area(confidence, right),
+        "generalised_risk_area": generalised_risk_area(confidence, right),
     }
 
 
@@ -89,10 +99,32 @@ def risk_area(confidence: np.ndarray, right: np.ndarray) -> float:
 
     Examples of one confidence come in all orders, so each has the mean error of its group.
     """
-    _, group = np.unique(-confidence, return_inverse=True)
-    wrong = np.bincount(group, ~right) / np.bincount(group)
-    ordered = wrong[np.sort(group)]
+    ordered = _wrong(confidence, right)
     return float((ordered.cumsum() / np.arange(1, len(ordered) + 1)).mean())
+
+
+def excess_risk_area(confidence: np.ndarray, right: np.ndarray) -> float:
+    """`risk_area` less its least value at this accuracy, that of an order with all wrong examples last."""
+    ordered = np.sort(~right)
+    best = (ordered.cumsum() / np.arange(1, len(ordered) + 1)).mean()
+    return max(risk_area(confidence, right) - float(best), 0.0)  # never below 0, but for rounding
+
+
+def generalised_risk_area(confidence: np.ndarray, right: np.ndarray) -> float:
+    """Area under the curve of the share of all N examples that are wrong and accepted, by that accepted.
+
+    By trapezoids from (0, 0) on. A wrong example counts by how many are less sure than it, where `risk_area`
+    lets the few surest decide. It is (1 - AUROC) a (1 - a) + (1 - a)^2 / 2 of the accuracy a and the AUROC of
+    right against wrong examples by confidence.
+    """
+    ordered = _wrong(confidence, right)
+    return float(((ordered.cumsum() - ordered / 2) / len(ordered)).mean())
+
+
+def _wrong(confidence: np.ndarray, right: np.ndarray) -> np.ndarray:
+    """Error of the examples `[N]`, the surest first; those of one confidence have their mean."""
+    _, group = np.unique(-confidence, return_inverse=True)
+    return np.asarray((np.bincount(group, ~right) / np.bincount(group))[np.sort(group)])
 
 
 # -------------------------------------------------------------------------------------------- temperature

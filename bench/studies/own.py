@@ -28,7 +28,8 @@ TEST_SHARE = 0.2
 FEWEST = 20
 """Examples; with fewer, 20% are no test."""
 
-OF_CLASSES = {name: calibration.MEASURES[name] for name in ("accuracy", "ece", "brier")}
+SHOWN = ("accuracy", "ece", "brier", "risk_area", "excess_risk_area", "generalised_risk_area")
+OF_CLASSES = {name: calibration.MEASURES[name] for name in SHOWN}
 
 
 def read_encoder(directory: Path, kind: type[Kept]) -> Kept:

