@@ -235,7 +235,7 @@ class FilterResponse(nn.Module):
         self.threshold = nn.Parameter(torch.zeros(channels))
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """By one function with its gradient written out, except where torch follows single operations."""
+        """One function with its gradient written out; single operations where torch has to see each."""
         own = inputs, self.weight, self.bias, self.threshold
         response: Any = filter_response if are_transformed(own) else _FilterResponse.apply
         return response(*own, self.swish, self.epsilon)
@@ -279,13 +279,13 @@ class _FilterResponse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (gradient,) = gradients
-        *own, inverse = ctx.saved_tensors
+        inputs, weight, bias, threshold, inverse = ctx.saved_tensors
         if torch.is_grad_enabled():  # a gradient of the gradient will be asked for
-            again = filter_response(*own, ctx.swish, ctx.epsilon)
+            own = inputs, weight, bias, threshold
+            again = filter_response(inputs, weight, bias, threshold, ctx.swish, ctx.epsilon)
             needed = [given for given, is_needed in zip(own, ctx.needs_input_grad, strict=False) if is_needed]
-            found = iter(torch.autograd.grad(again, needed, gradient, create_graph=True))
-            return *(next(found) if is_needed else None for is_needed in ctx.needs_input_grad[:4]), None, None
-        inputs, weight, bias, threshold = own
+            made = iter(torch.autograd.grad(again, needed, gradient, create_graph=True))
+            return *(next(made) if is_needed else None for is_needed in ctx.needs_input_grad[:4]), None, None
         scale = weight[:, None, None] * inverse
         above = torch.addcmul((bias - threshold)[:, None, None], inputs, scale)
         if ctx.swish:

@@ -59,7 +59,6 @@ from bench.contract import (
 from bench.data import array_digest
 from bench.settings import Count, Positive, settings
 from bench.studies import calibration, fidelity_rows, hmc_predictions
-from bench.studies.pictures import normalised
 
 NAMES: dict[str, dict[str, object]] = {"fidelity_cifar10": {"dataset": "cifar10"}}
 
@@ -67,9 +66,6 @@ PRESETS: dict[str, dict[str, object]] = {
     "smoke": {"num_train": 200, "channels": 2, "epochs": 1, "test_samples": 2},
     "paper": {"epochs": 500, "batch_size": 80, "test_samples": 50},
 }
-
-MEAN, STD = (0.49, 0.48, 0.44), 0.2
-"""Of the channels, 1 is white; as published, for training and test images."""
 
 
 @settings
@@ -133,9 +129,8 @@ class FidelityCifar10(Task):
 
     def inputs(self, part: str) -> Tensor:
         """Images of the part train or test as the network takes them, `[N, 3, 32, 32]`."""
-        mean, std = torch.tensor(MEAN)[:, None, None], torch.full((3, 1, 1), STD)
         images = self.pictures[f"{part}_inputs"][: self.settings.num_train if part == "train" else None]
-        return normalised(torch.from_numpy(images), mean, std)
+        return hmc_predictions.standardised(images)
 
     def data_digest(self) -> str:
         """Of the data set and of the reference.

@@ -8,10 +8,14 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 from safetensors.numpy import load_file
+from test_submitting import WORDS, change
 from toys import Recorder
 
-from bench import cifar, metrics
+from bench import cifar, metrics, peers
+from bench.errors import UsageError
+from bench.leaderboard.evidence import submission, submitting
 from bench.runs import registry
+from bench.runs.folders import gather
 from bench.runs.runner import finished, run
 from bench.studies import fidelity_rows, hmc_predictions
 from bench.tasks.fidelity_cifar10 import FidelityCifar10, Settings
@@ -172,3 +176,83 @@ def test_presets_are_the_processor_s_and_the_published_one():
     standard = entry.cls.settings_class(dataset="cifar10")
     assert (standard.num_train, standard.prior_variance, standard.epochs) == (50_000, 5.0, 10)
     assert entry.presets["paper"] == {"epochs": 500, "batch_size": 80, "test_samples": 50}
+
+
+# ---- probabilities of another library
+
+
+OUTSIDE = "bench.peers:Cifar10Predictions"
+
+
+def handed_in(folder, probabilities, **more):
+    """A run of a file of probabilities."""
+    np.save(folder / "probs.npy", probabilities)
+    return run(
+        OUTSIDE,
+        "fidelity_cifar10",
+        method_settings={"file": str(folder / "probs.npy")},
+        task_settings=SMALL,
+        out=folder / "runs",
+        **more,
+    )
+
+
+def test_probabilities_of_a_file_are_scored_row_by_row(made_up, tmp_path):
+    """A file in another order scores otherwise; an image keeps its row wherever it stands."""
+    probabilities = np.random.default_rng(1).dirichlet(np.ones(10), 500)
+    labels = generated.cifar("cifar10")["test_labels"]
+    found = handed_in(tmp_path, probabilities).record
+    assert found.metrics == pytest.approx(scored(probabilities.astype(np.float32), labels), abs=1e-6)
+    other = handed_in(tmp_path, probabilities[::-1], force=True).record
+    assert abs(other.metrics["total_variation"] - found.metrics["total_variation"]) > 1e-4
+    assert found.method.seed_matters is False
+    method = peers.Cifar10Predictions(
+        make().problem(), peers.PredictionsSettings(file=str(tmp_path / "probs.npy"))
+    )
+    images, generator = make().inputs("test"), torch.Generator()
+    there = method.predict(images, 3, generator).average()
+    back = method.predict(images.flip(0), 3, generator).average().flip(0)
+    torch.testing.assert_close(there, back, rtol=0, atol=0)
+    unknown = method.predict(make().inputs("train")[:2], 3, generator).average()
+    torch.testing.assert_close(unknown.exp(), torch.full((2, 10), 0.1))
+
+
+@pytest.mark.parametrize("level", range(0, 256, 51))
+def test_pixels_come_back_from_what_the_network_takes(level):
+    images = np.arange(3 * 32 * 32, dtype=np.int64).reshape(1, 3, 32, 32) % 256 ^ level
+    images = images.astype(np.uint8)
+    assert (hmc_predictions.levels(hmc_predictions.standardised(images)).numpy() == images).all()
+
+
+def test_probabilities_of_a_file_are_submitted(made_up, tmp_path):
+    """Arrays hold predictions and labels alone, so that the reference is handed on by nobody."""
+    done = handed_in(tmp_path, np.full((500, 10), 0.1))
+    standard = {"identity": "fidelity_cifar10", "settings": vars(Settings(dataset="cifar10"))}
+    change(done.directory, task=standard, provenance={"commit": "0" * 40, "dirty": False})
+    directory = submitting.submit(gather([tmp_path / "runs"])[0], tmp_path / "outside", WORDS)
+    (seed,) = submission.runs_in(directory)
+    assert load_file(seed / "arrays.safetensors").keys() == {"log_probs", "labels"}
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "message"),
+    [
+        (np.full((499, 10), 0.1), r"probabilities \[499, 10\], and CIFAR-10 has 500 test images of 10"),
+        (np.full((500, 4), 0.25), r"probabilities \[500, 4\]"),
+        (np.full((500, 10), 0.2), "row 0 holds no probabilities"),
+        (np.log(np.full((500, 10), 0.1)), "row 0 holds no probabilities"),
+        (np.full((500, 10), np.nan), "row 0 holds no probabilities"),
+        (np.zeros((500, 10), int), r"must hold one array of probabilities \[N, C\]"),
+        (np.full((5, 500, 10), 0.1), r"must hold one array of probabilities \[N, C\]"),
+        (np.array([{}], dtype=object), "no NumPy file"),
+        (None, "no NumPy file"),
+    ],
+)
+def test_other_files_are_refused_in_one_line(made_up, tmp_path, probabilities, message):
+    file = tmp_path / "probs.npy"
+    if probabilities is not None:
+        np.save(file, probabilities)
+    problem, given = make().problem(), peers.PredictionsSettings(file=str(file))
+    with pytest.raises(UsageError, match=message) as raised:
+        peers.Cifar10Predictions(problem, given)
+    assert "\n" not in str(raised.value)

@@ -171,9 +171,9 @@ def test_filter_response_is_its_formula_pixel_by_pixel(swish):
 def test_gradient_of_filter_response_is_the_one_by_differences_and_that_of_autograd(swish, order):
     """First and second, in float64; the second is what the linearised network needs."""
     torch.manual_seed(1)
-    layer = perturbed(FilterResponse(3, swish, epsilon=0.1))
+    layer = perturbed(FilterResponse(2, swish, epsilon=0.1))
     own = [p.detach().clone().requires_grad_() for p in layer.parameters()]
-    images = order(torch.randn(2, 3, 4, 4, dtype=torch.float64)).requires_grad_()
+    images = order(torch.randn(2, 2, 3, 3, dtype=torch.float64)).requires_grad_()
 
     def written_out(images, *own):
         for (name, _), p in zip(layer.named_parameters(), own, strict=True):
@@ -182,7 +182,7 @@ def test_gradient_of_filter_response_is_the_one_by_differences_and_that_of_autog
 
     assert torch.autograd.gradcheck(written_out, (images, *own))
     assert torch.autograd.gradgradcheck(written_out, (images, *own))
-    along = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    along = torch.randn(2, 2, 3, 3, dtype=torch.float64)
     found, expected = (
         torch.autograd.grad(outputs, (images, *own), along)
         for outputs in (written_out(images, *own), filter_response(images, *own, swish, 0.1))

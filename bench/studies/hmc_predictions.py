@@ -18,12 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from bench.data import array_digest, not_published
 from bench.errors import DataError
 from bench.system import places
 from bench.system.files import write
 
+MEAN, STD = (0.49, 0.48, 0.44), 0.2
+"""Of the channels, 1 is white; as published, for training and test images."""
 FILE = "cifar10_resnet20_hmc.npz"
 ARRAY = "probabilities"
 TEST, CLASSES = 10_000, 10
@@ -59,6 +63,17 @@ SOURCES = {
 }
 
 
+def standardised(images: np.ndarray) -> Tensor:
+    """Images uint8 `[B, 3, 32, 32]` as the network of the chains takes them."""
+    return (torch.from_numpy(images).float() / 255 - torch.tensor(MEAN)[:, None, None]) / STD
+
+
+def levels(inputs: Tensor) -> Tensor:
+    """Images uint8 `[B, 3, 32, 32]` of what `standardised` gave."""
+    mean = torch.tensor(MEAN, device=inputs.device)[:, None, None]
+    return ((inputs * STD + mean) * 255).round().clamp(0, 255).byte()
+
+
 def in_order(published: np.ndarray) -> np.ndarray:
     """Published rows `[N, C]` in the order of the test images.
 
@@ -92,7 +107,7 @@ def prepare(source: Path | str, data_dir: Path | str | None = None) -> Path:
     if (digest := array_digest({ARRAY: chains})) != known.digest:
         raise not_published(Path(source), known.title, known.digest, digest)
     file = io.BytesIO()
-    np.savez_compressed(file, **{ARRAY: chains})
+    np.savez_compressed(file, probabilities=chains)
     path = places.roots(data_dir)[0] / FILE
     write(path, file.getvalue())
     return path

@@ -27,6 +27,7 @@ from bench.diagnostics import mixed
 from bench.intervals import differences, student
 from bench.runs import registry
 from bench.runs.registry import methods
+from bench.studies import fidelity_rows
 
 CONTESTANTS = {
     "bench.peers.LaplaceTorch+learning_rate=0.01,optimizer=amsgrad": "laplace+curvature=full",
@@ -151,6 +152,19 @@ def widths_chart() -> Any:
     return figures.panels(found, "units of the hidden layer", "over the posterior's sd")
 
 
+def cifar10() -> str:
+    """Distance to the chains on CIFAR-10 of all committed runs, and of what is no run."""
+    names = fidelity_rows.COLUMNS
+    rows = [
+        [f"`{method}`", f"`{task}`", *(metric(group, name) for name in names), f"{len(group)} seeds"]
+        for task, method, group in groups("fidelity_cifar10")
+    ]
+    for other in fidelity_rows.published():
+        values = (other.metrics[name] for name in names)
+        rows.append([other.row, "-", *("-" if v is None else f"{v:.4f}" for v in values), other.source])
+    return table(["row", "settings", *names, "source"], rows)
+
+
 def drawn() -> Iterator[Drawing]:
     """Distances and spreads by width."""
     if runs := [r for r in finished_runs("fidelity_toy") if r.method_identity in WIDTHS]:
@@ -159,6 +173,7 @@ def drawn() -> Iterator[Drawing]:
 
 PARTS: dict[str, Part] = {
     "fidelity": fidelity,
+    "fidelity_cifar10": cifar10,
     "contestants": contestants,
     "widths": widths,
     "widths said": widths_said,
