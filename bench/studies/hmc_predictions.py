@@ -128,8 +128,8 @@ def _locate(name: str, data_dir: Path | str | None) -> tuple[Path, np.ndarray]:
             raise not_published(path, source.title, source.digest, digest)
         return path, found
     raise places.NotFound(
-        f"{name}, the {source.title}, not found in {', '.join(map(str, roots))} (each with {FILE}); download "
-        f"the file of {source.origin}, then run `bench data prepare {name} --source probs.csv`"
+        f"{name} ({source.title}) is not here: download {source.origin}, then run `bench data prepare {name} "
+        f"--source probs.csv`; {FILE} was looked for in {', '.join(map(str, roots))}"
     )
 
 
