@@ -6,8 +6,9 @@ first of them and says how theirs agree with ours.
 
 Each keeps what draws are made of as buffers, which every checkpoint holds. The fits of
 `posteriors` are made whole in `finish_fit`: one that is stopped is made anew. They need the extra `peers`.
+`Cifar10Predictions` reads probabilities of any origin from a file, and needs no package.
 
-Shapes: d weights, N examples.
+Shapes: d weights, N examples, C classes.
 """
 
 from __future__ import annotations
@@ -18,22 +19,25 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import softplus
 from torch.utils.data import DataLoader, TensorDataset
 
-from bench import randomness
-from bench.contract import Batch, Budget, Method, Problem
+from bench import cifar, randomness
+from bench.contract import Batch, Budget, Method, Prediction, Problem
 from bench.divergence import log_prob
 from bench.energy import likelihood_term
 from bench.errors import UsageError
 from bench.likelihoods import Categorical, Gaussian
 from bench.methods.map import MAP
 from bench.methods.map import Settings as MAPSettings
+from bench.predictions import Categorical as ClassPrediction
 from bench.priors import joined_normals
 from bench.settings import Count, Positive, Share, settings
+from bench.studies.hmc_predictions import CLASSES, levels
 from bench.weights import linearised, ravel, unravel
 
 
@@ -227,6 +231,72 @@ class PosteriorsSGLD(_Posteriors):
         """A random choice of the draws, `[S, *shape]`: each once before any is taken again."""
         chosen = randomness.subset(len(self.draws), num_samples, generator)
         return unravel(self.draws[chosen.sort().values], dict(self.network.named_parameters()))
+
+
+@settings
+class PredictionsSettings:
+    """Settings of predictions that are handed in."""
+
+    file: str = "probs.npy"
+    """NumPy file (.npy) of class probabilities `[10000, 10]`, in the order of CIFAR-10's test images."""
+
+
+class Cifar10Predictions(Method):
+    """Class probabilities of CIFAR-10's test images that something else made: nothing is fitted.
+
+    An image is known by its pixels, wherever it stands among the inputs. One that is no test image has equal
+    probabilities. The images are found in $BENCH_DATA or in the cache, not by `--data-dir`.
+    """
+
+    approximates = "the predictive distribution by probabilities read from a file"
+    declares = "none", {}
+    seed_matters = False
+    trains = False
+    settings_class = PredictionsSettings
+    settings: PredictionsSettings
+    log_probs: Tensor  # [N + 1, C], the last of any other image
+
+    def __init__(self, problem: Problem, settings: PredictionsSettings, start: Method | None = None) -> None:
+        super().__init__(problem, settings, start)
+        images = cifar.load("cifar10")["test_inputs"]
+        self.rows = {image.tobytes(): row for row, image in enumerate(images)}
+        probabilities = handed_in(settings.file)
+        if probabilities.shape != (len(images), CLASSES):
+            raise UsageError(
+                f"{settings.file}: probabilities {list(probabilities.shape)}, and CIFAR-10 has {len(images)} "
+                f"test images of {CLASSES} classes"
+            )
+        self.network = problem.network()
+        self.register_buffer("log_probs", torch.cat([probabilities, torch.full((1, CLASSES), 0.1)]).log())
+
+    def finish_fit(self, loader: Iterable[Batch]) -> None:
+        """Nothing is fitted."""
+
+    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
+        """The rows of the images, `[1, B, 10]`, whatever `num_samples` says."""
+        pixels = levels(inputs).cpu().numpy()
+        rows = [self.rows.get(image.tobytes(), -1) for image in pixels]
+        return ClassPrediction(self.log_probs[rows][None])
+
+
+def handed_in(file: str) -> Tensor:
+    """Class probabilities float32 `[N, C]` of a NumPy file.
+
+    Raises:
+        UsageError: If it cannot be read, or holds what are no probabilities.
+    """
+    try:
+        found = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise UsageError(f"{file}: no NumPy file ({' '.join(str(error).split())})") from None
+    if not isinstance(found, np.ndarray) or found.ndim != 2 or found.dtype.kind != "f" or not len(found):
+        raise UsageError(f"{file}: must hold one array of probabilities [N, C], of floats")
+    found = found.astype(np.float64)
+    off = np.abs(found.sum(1) - 1)
+    wrong = np.flatnonzero(~np.isfinite(found).all(1) | (found < 0).any(1) | (off > 1e-3))
+    if len(wrong):
+        raise UsageError(f"{file}: row {wrong[0]} holds no probabilities: {found[wrong[0]].tolist()}")
+    return torch.from_numpy(found / found.sum(1, keepdims=True)).float()
 
 
 # ------------------------------------------------------------------------------------------------ helpers

@@ -1,7 +1,8 @@
 """Residual networks with filter response normalisation: no statistics of a batch, so an output is its own.
 
 Source: He et al. 2016, "Deep Residual Learning for Image Recognition"; Singh and Krishnan 2020, "Filter
-Response Normalization Layer: Eliminating Batch Dependence in the Training of Deep Neural Networks".
+Response Normalization Layer: Eliminating Batch Dependence in the Training of Deep Neural Networks"; Izmailov
+et al. 2021, "What Are Bayesian Neural Network Posteriors Really Like?", public code (swish).
 Deviations: the stride of a block lies on its 3x3 convolution, as in torchvision. Epsilon is fixed at 1e-6,
 which the authors do unless maps have one pixel: learned, it would be a weight with a posterior that must stay
 positive.
@@ -12,12 +13,14 @@ Shapes: B photographs, C channels.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from bench.networks import Dropout, he_initialise, nearest_channels
+from bench.weights import are_transformed
 
 STAGES = ((1, 3), (2, 4), (4, 6), (8, 3))
 """Of every stage its channels, in multiples of the stem's, and its number of blocks."""
@@ -206,4 +209,157 @@ def preresnet_frn(
             layers.append(PreActivation(previous, maps, 2 if stage and not block else 1, dropout))
             previous = maps
     layers += [*_activation(previous), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(previous, outputs)]
+    return he_initialise(nn.Sequential(*layers))
+
+
+# ----------------------------------------------------------------------------------------------- with swish
+
+
+class FilterResponse(nn.Module):
+    """Filter response normalisation, its threshold and, if asked for, swish: `[B, C, H, W]`.
+
+    swish(max(gamma x / sqrt(mean of x^2 over the pixels + epsilon) + beta, tau)), where swish(z) is
+    z sigmoid(z). gamma (`weight`) starts at 1, beta (`bias`) and tau (`threshold`) at 0, each `[C]`.
+
+    Args:
+        channels: C.
+        swish: Whether swish follows the threshold.
+        epsilon: Added to the mean square, above 0.
+    """
+
+    def __init__(self, channels: int, swish: bool, epsilon: float = 1e-6) -> None:
+        super().__init__()
+        self.swish, self.epsilon = swish, epsilon
+        self.weight = nn.Parameter(torch.ones(channels))
+        self.bias = nn.Parameter(torch.zeros(channels))
+        self.threshold = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """One function with its gradient written out; single operations where torch has to see each."""
+        own = inputs, self.weight, self.bias, self.threshold
+        response: Any = filter_response if are_transformed(own) else _FilterResponse.apply
+        return response(*own, self.swish, self.epsilon)
+
+
+def filter_response(
+    inputs: Tensor, weight: Tensor, bias: Tensor, threshold: Tensor, swish: bool, epsilon: float
+) -> Tensor:
+    """The formula of `FilterResponse`, operation by operation."""
+    inverse = (inputs.square().mean((2, 3), keepdim=True) + epsilon).rsqrt()
+    normalised = torch.addcmul(bias[:, None, None], inputs, weight[:, None, None] * inverse)
+    found = torch.maximum(normalised, threshold[:, None, None])
+    return functional.silu(found) if swish else found
+
+
+class _FilterResponse(torch.autograd.Function):
+    """`filter_response` in fewer passes over the pixels: only its input is kept for the gradient.
+
+    With y the normalised maps, n = x r, r = 1 / sqrt(mean of x^2 + epsilon), and g the gradient at y,
+    which is 0 where y is below tau: that of x is gamma r (g - n (mean of g n over the pixels)).
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        threshold: Tensor,
+        swish: bool,
+        epsilon: float,
+    ) -> Tensor:
+        norm = torch.linalg.vector_norm(inputs, dim=(2, 3), keepdim=True)
+        inverse = (norm.square() / inputs[0, 0].numel() + epsilon).rsqrt()
+        found = torch.addcmul(bias[:, None, None], inputs, weight[:, None, None] * inverse)
+        torch.maximum(found, threshold[:, None, None], out=found)
+        ctx.save_for_backward(inputs, weight, bias, threshold, inverse)
+        ctx.swish, ctx.epsilon = swish, epsilon
+        return functional.silu(found, inplace=True) if swish else found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,) = gradients
+        inputs, weight, bias, threshold, inverse = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a gradient of the gradient will be asked for
+            own = inputs, weight, bias, threshold
+            again = filter_response(inputs, weight, bias, threshold, ctx.swish, ctx.epsilon)
+            needed = [given for given, is_needed in zip(own, ctx.needs_input_grad, strict=False) if is_needed]
+            made = iter(torch.autograd.grad(again, needed, gradient, create_graph=True))
+            return *(next(made) if is_needed else None for is_needed in ctx.needs_input_grad[:4]), None, None
+        scale = weight[:, None, None] * inverse
+        above = torch.addcmul((bias - threshold)[:, None, None], inputs, scale)
+        if ctx.swish:
+            found = functional.relu(above).add_(threshold[:, None, None])
+            gradient = torch.ops.aten.silu_backward(gradient, found)
+        whole = gradient.sum((0, 2, 3))
+        gradient = torch.ops.aten.threshold_backward(gradient, above, 0)
+        to_bias = gradient.sum((0, 2, 3))
+        along = torch.mul(gradient, inputs, out=above).sum((2, 3), keepdim=True) * inverse
+        back = scale * inverse * along / inputs[0, 0].numel()
+        to_inputs = gradient.mul_(scale).addcmul_(inputs, back, value=-1)
+        return to_inputs, along.sum((0, 2, 3)), to_bias, whole - to_bias, None, None
+
+
+class SwishBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut, swish of their sum: `[B, C, H, W]` to `[B, D, H/s, W/s]`.
+
+    Args:
+        inputs: C.
+        outputs: D.
+        stride: s of the first convolution, and of the shortcut where the shape changes.
+    """
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.residual = nn.Sequential(
+            *_responding(inputs, outputs, 3, swish=True, stride=stride),
+            *_responding(outputs, outputs, 3, swish=False),
+        )
+        same = inputs == outputs and stride == 1
+        thinned = [_thinned(stride), *_responding(inputs, outputs, 1, swish=False)]
+        self.shortcut = nn.Sequential(*([] if same else thinned))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Swish of shortcut plus residual."""
+        return functional.silu(self.shortcut(inputs) + self.residual(inputs))
+
+
+def _responding(inputs: int, outputs: int, size: int, swish: bool, stride: int = 1) -> list[nn.Module]:
+    """A convolution with a bias, which the normalisation does not remove, and its `FilterResponse`.
+
+    At stride 2 the padding of even maps lies right and below alone, as in the public code.
+    """
+    padding = [nn.ZeroPad2d((0, 1, 0, 1))] if stride == 2 else []
+    convolution = nn.Conv2d(inputs, outputs, size, stride, padding=0 if padding else size // 2)
+    return [*padding, convolution, FilterResponse(outputs, swish)]
+
+
+def resnet_frn_swish(depth: int, outputs: int = 10, channels: int = 16, inputs: int = 3) -> nn.Sequential:
+    """ResNet with filter response normalisation and swish for images `[B, inputs, H, W]`, as published.
+
+    A convolution, three stages of (depth - 2) / 6 blocks with C, 2 C and 4 C maps, and a linear layer, whose
+    logits are `[B, outputs]`. At depth 20 and 16 channels it has 274,042 parameters. H and W should be
+    multiples of 4, and above 4.
+
+    Source: Izmailov et al. 2021, public code. Deviation: initial weights are He's normal, there cut off at
+    two standard deviations.
+
+    Args:
+        depth: 8, 14, 20, ...: number of convolutions on the main path, and the linear layer.
+        outputs: Number of logits.
+        channels: C.
+        inputs: Channels of an image.
+
+    Raises:
+        ValueError: No network of this kind has such a depth.
+    """
+    if depth < 8 or (depth - 2) % 6:
+        raise ValueError(f"depth must be 8, 14, 20, ..., got {depth}")
+    layers = _responding(inputs, channels, 3, swish=True)
+    previous = channels
+    for stage, maps in enumerate((channels, 2 * channels, 4 * channels)):
+        for block in range((depth - 2) // 6):
+            layers.append(SwishBlock(previous, maps, 2 if stage and not block else 1))
+            previous = maps
+    layers += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(previous, outputs)]
     return he_initialise(nn.Sequential(*layers))

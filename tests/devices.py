@@ -35,6 +35,7 @@ from bench.errors import BenchError, Diverged
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
 from bench.runs import registry
+from bench.studies import hmc_predictions
 from bench.system import processes
 
 WORLD = 1
@@ -542,6 +543,7 @@ TASKS = {
     "active_regression": {"trajectories": 2, "epochs": 2},
     "active_testing_digits": {"train_images": 100, "trajectories": 20},
     "gradient_variance_digits": {"channels": 4, "batch_size": 500, "pairs": 2},
+    "fidelity_cifar10": {"num_train": 60, "channels": 2, "epochs": 2},
     "fidelity_iris": {"epochs": 2},
     "iris_depth": {"epochs": 2, "repetitions": 3},
     "oracle_classification": {"epochs": 2},
@@ -619,7 +621,7 @@ def main(what, path, world, *rest):
         leave(path)
         return
     figures.save = lambda *arguments: []  # drawing takes most of a small run's time
-    cifar.load = generated.cifar
+    cifar.load, hmc_predictions.load = generated.cifar, generated.chains
     if what == "laws":
         works = laws(Path(path).parent / "folders")
     else:

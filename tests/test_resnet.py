@@ -9,8 +9,15 @@ from torch.func import functional_call
 from torchvision.models import resnet50
 
 from bench.networks import Dropout, dropout_masks
-from bench.resnet import FilterResponseNorm, ThresholdedLinear, resnet50_frn
-from bench.weights import forward
+from bench.resnet import (
+    FilterResponse,
+    FilterResponseNorm,
+    ThresholdedLinear,
+    filter_response,
+    resnet50_frn,
+    resnet_frn_swish,
+)
+from bench.weights import channels_last, forward, linearises
 
 
 def count(network):
@@ -137,3 +144,93 @@ def test_width_halves_the_parameters_as_nearly_as_channels_allow():
     wanted = count(resnet50_frn(8)) / 2
     counts = [count(resnet50_frn(c)) for c in (5, 6, 7)]
     assert count(resnet50_frn(8, width=2**-0.5)) == min(counts, key=lambda n: abs(n - wanted))
+
+
+# ---- with swish
+
+
+@pytest.mark.parametrize("swish", [True, False])
+def test_filter_response_is_its_formula_pixel_by_pixel(swish):
+    """swish(max(gamma x / root + beta, tau)); epsilon so large that its place shows."""
+    torch.manual_seed(0)
+    layer = perturbed(FilterResponse(3, swish, epsilon=0.5))
+    images = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    outputs = layer(images)
+    for b in range(2):
+        for c in range(3):
+            pixels = images[b, c].flatten().tolist()
+            root = math.sqrt(sum(x * x for x in pixels) / len(pixels) + 0.5)
+            gamma, beta, tau = (p[c].item() for p in (layer.weight, layer.bias, layer.threshold))
+            z = [max(gamma * x / root + beta, tau) for x in pixels]
+            expected = [v / (1 + math.exp(-v)) for v in z] if swish else z
+            torch.testing.assert_close(outputs[b, c].flatten(), torch.tensor(expected).double())
+
+
+@pytest.mark.parametrize("swish", [True, False])
+@pytest.mark.parametrize("order", [channels_last, torch.Tensor.contiguous])
+def test_gradient_of_filter_response_is_the_one_by_differences_and_that_of_autograd(swish, order):
+    """First and second, in float64; the second is what the linearised network needs."""
+    torch.manual_seed(1)
+    layer = perturbed(FilterResponse(2, swish, epsilon=0.1))
+    own = [p.detach().clone().requires_grad_() for p in layer.parameters()]
+    images = order(torch.randn(2, 2, 3, 3, dtype=torch.float64)).requires_grad_()
+
+    def written_out(images, *own):
+        for (name, _), p in zip(layer.named_parameters(), own, strict=True):
+            layer.__dict__["_parameters"][name] = p
+        return layer(images)
+
+    assert torch.autograd.gradcheck(written_out, (images, *own))
+    assert torch.autograd.gradgradcheck(written_out, (images, *own))
+    along = torch.randn(2, 2, 3, 3, dtype=torch.float64)
+    found, expected = (
+        torch.autograd.grad(outputs, (images, *own), along)
+        for outputs in (written_out(images, *own), filter_response(images, *own, swish, 0.1))
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_gradient_of_a_frozen_parameter_is_left_out():
+    """As of a last layer's method: no gradient is asked for below, in the first order and in the second."""
+    layer = perturbed(FilterResponse(2, swish=True))
+    layer.weight.requires_grad_(False)
+    images = torch.randn(2, 2, 4, 4, dtype=torch.float64)
+    first, second = (
+        torch.autograd.grad(layer(images).sum(), layer.bias, create_graph=create)[0]
+        for create in (False, True)
+    )
+    torch.testing.assert_close(first, second)
+
+
+def test_resnet_with_swish_is_the_published_one():
+    """274,042 parameters: what the competition's printed log prior implies, 472,354 nats under N(0, 5)."""
+    network = resnet_frn_swish(20)
+    assert count(network) == 274_042
+    convolutions = [m for m in network.modules() if isinstance(m, nn.Conv2d)]
+    assert len(convolutions) == 19 + 2
+    assert all(m.bias is not None for m in convolutions)
+    assert [m.swish for m in network.modules() if isinstance(m, FilterResponse)].count(True) == 1 + 9
+    for depth in (2, 9, 19):
+        with pytest.raises(ValueError, match="depth must be 8, 14, 20"):
+            resnet_frn_swish(depth)
+
+
+def test_padding_at_stride_two_lies_right_and_below():
+    """As XLA's "same" of an even map: output (i, j) sees the pixels (2i .. 2i+2, 2j .. 2j+2)."""
+    torch.manual_seed(0)
+    block = perturbed(next(m for m in resnet_frn_swish(8, channels=2) if getattr(m, "shortcut", None)))
+    first = nn.Sequential(*list(block.residual)[:2])
+    images = torch.zeros(1, 2, 6, 6, dtype=torch.float64)
+    base = first(images)
+    images[0, :, 2, 4] = 1.0
+    moved = (first(images) - base).abs().sum(1)[0].nonzero().tolist()
+    assert moved == [[0, 1], [0, 2], [1, 1], [1, 2]]
+
+
+def test_network_with_swish_runs_stacked_and_is_linearised():
+    torch.manual_seed(0)
+    network = resnet_frn_swish(8, channels=4)
+    weights = stacked([network, resnet_frn_swish(8, channels=4)])
+    images = torch.randn(3, 3, 16, 16)
+    torch.testing.assert_close(forward(network, weights, images, "vmap"), forward(network, weights, images))
+    assert linearises(network, images)

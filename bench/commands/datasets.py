@@ -58,8 +58,10 @@ def _known() -> dict[str, ModuleType]:
     """Data set -> the file that finds, gets and checks it."""
     from bench import cifar, data, tables  # here, since some need torch
     from bench.photographs import photographs
+    from bench.studies import hmc_predictions
 
-    return {name: module for module in (data, cifar, tables, photographs) for name in module.SOURCES}
+    modules = (data, cifar, tables, photographs, hmc_predictions)
+    return {name: module for module in modules for name in module.SOURCES}
 
 
 def _listed(data_dir: str | None) -> list[Row]:

@@ -1,4 +1,4 @@
-"""`bench data prepare`: photographs as downloaded become one memory map."""
+"""`bench data prepare`: photographs as downloaded become one memory map, predictions of chains a file."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from bench.runs.progress import shown
 def prepare_data(arguments: list[str]) -> None:
     """Prepares photographs, or what is missing of them; their folder is the last line of standard output."""
     from bench.photographs import photographs, preparing  # here, for they import NumPy, Pillow and SciPy
+    from bench.studies import hmc_predictions
 
-    names = ", ".join(photographs.SOURCES)
+    if hmc_predictions.SOURCES.keys() & set(arguments):
+        _prepare_chains(arguments)
+        return
+    names = ", ".join([*photographs.SOURCES, *hmc_predictions.SOURCES])
     parser = Parser("bench data prepare", description="Prepare photographs of the fundus for training.")
     parser.add_argument("NAME", type=str, help=f"where they come from: {names}")
     parser.add_argument(
@@ -60,3 +64,21 @@ def prepare_data(arguments: list[str]) -> None:
         )
     errors.print(f"{chosen.NAME}: {photographs.described(made)}", soft_wrap=True)
     output.print(str(made.folder), soft_wrap=True)
+
+
+def _prepare_chains(arguments: list[str]) -> None:
+    """Brings published predictions of chains into the order of the test images; prints the file written."""
+    from bench.studies import hmc_predictions
+
+    parser = Parser("bench data prepare", description="Prepare predictions of long chains for scoring.")
+    parser.add_argument("NAME", type=str, help=", ".join(hmc_predictions.SOURCES))
+    parser.add_argument(
+        "--source", type=str | None, default=None, help="file as downloaded; `bench data get NAME` says which"
+    )
+    parser.add_argument(
+        "--data-dir", type=str | None, default=None, help="folder of data files; also $BENCH_DATA"
+    )
+    chosen = parser.parse_args(arguments)
+    if chosen.source is None:
+        raise UsageError(f"--source is required; `bench data get {chosen.NAME}` says how to have it")
+    output.print(str(hmc_predictions.prepare(chosen.source, chosen.data_dir)), soft_wrap=True)

@@ -30,6 +30,7 @@ from bench.runs import registry, resolution
 from bench.runs.plan import Plan
 from bench.runs.registry import methods
 from bench.settings import build
+from bench.studies import fidelity_rows
 from bench.sweep import tune
 
 CONTESTANTS = {
@@ -187,6 +188,19 @@ def widths_chart() -> Any:
     return figures.panels(found, "units of the hidden layer", "over the posterior's sd")
 
 
+def cifar10() -> str:
+    """Distance to the chains on CIFAR-10 of all committed runs, and of what is no run."""
+    names = fidelity_rows.COLUMNS
+    rows = [
+        [f"`{method}`", f"`{task}`", *(metric(group, name) for name in names), f"{len(group)} seeds"]
+        for task, method, group in groups("fidelity_cifar10")
+    ]
+    for other in fidelity_rows.published():
+        values = (other.metrics[name] for name in names)
+        rows.append([other.row, "-", *("-" if v is None else f"{v:.4f}" for v in values), other.source])
+    return table(["row", "settings", *names, "source"], rows)
+
+
 def drawn() -> Iterator[Drawing]:
     """Distances and spreads by width."""
     if runs := [r for r in finished_runs("fidelity_toy") if r.method_identity in WIDTHS]:
@@ -198,6 +212,7 @@ PARTS: dict[str, Part] = {
     "fidelity tuned": tuned,
     "sbc": lambda: compared_table("sbc"),
     "sbc linear": lambda: compared_table("sbc_linear"),
+    "fidelity_cifar10": cifar10,
     "contestants": contestants,
     "widths": widths,
     "widths said": widths_said,

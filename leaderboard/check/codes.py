@@ -88,6 +88,7 @@ CODES: Final[dict[str, str]] = {
     "rerun-differs": "A run that was made again is farther from what was handed in than rounding explains.",
     "rerun-failed": "A run cannot be made again by what its record says: it ends otherwise, or too late.",
     # ---- the check itself
+    "reference-missing": "The task scores by data that are not here; the answer says how to have them.",
     "time-limit": "The check took longer than its limit.",
     "memory-limit": "The check needed more memory than its limit.",
     "checker-crashed": "The process of the check ended without an answer.",

@@ -35,6 +35,7 @@ from bench.runs import registry, resolution
 from bench.runs.records import RELATIVE, Record, RecordedTask, same, split_metrics
 from bench.settings import build
 from bench.spec import Arrays, Layout, Metric, misfit
+from bench.system import places
 from bench.text import one_line
 
 NORMALISED_WITHIN: Final = 2e-3
@@ -334,5 +335,7 @@ def _scoring(where: str) -> Iterator[None]:
             yield
         except MemoryError:
             raise
+        except places.NotFound as error:
+            raise Rejected("reference-missing", str(error)) from None
         except Exception as error:
             raise Rejected("score-failed", f"{where}: {type(error).__name__}: {error}") from None

@@ -39,7 +39,7 @@ from bench.runs import records, registry, resolution
 from bench.runs.registry import misleads
 from bench.runs.runner import finished, load_scores
 from bench.spec import misfit
-from bench.studies import references
+from bench.studies import hmc_predictions, references
 from conformance import truth
 
 EMBEDDED = [name for name, source in data.SOURCES.items() if not source.files]
@@ -77,6 +77,7 @@ def name(request, monkeypatch, tmp_path_factory):
             monkeypatch.setenv("BENCH_DATA", str(folder))
     elif dataset in cifar.SOURCES:
         monkeypatch.setattr(cifar, "load", generated.cifar)
+        monkeypatch.setattr(hmc_predictions, "load", generated.chains)
     elif request.param in alike(request.param)[1:] and dataset not in EMBEDDED:
         small = replace(data.SOURCES[dataset], train=truth.SIZE, test=truth.TEST)
         monkeypatch.setitem(data.SOURCES, dataset, small)

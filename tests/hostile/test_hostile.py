@@ -24,6 +24,7 @@ from bench.leaderboard.evidence.submission import NAME
 from bench.runs import registry
 from bench.runs.records import read_record
 from bench.settings import build
+from bench.system import places
 
 RUN = corpus.RUN
 
@@ -430,6 +431,12 @@ def test_scores_that_are_not_finite_and_bugs_of_a_score_are_told(honest, monkeyp
     assert judge(honest) == "metric-undefined"
     monkeypatch.setattr(SplitMNIST, "score", lambda self, arrays: 1 / 0)
     assert judge(honest) == "score-failed"
+
+    def needs_more(self, arrays):
+        raise places.NotFound("a reference is not here: get it so")
+
+    monkeypatch.setattr(SplitMNIST, "score", needs_more)
+    assert judge(honest) == "reference-missing"
     monkeypatch.setattr(SplitMNIST, "score", score)
     monkeypatch.setattr(SplitMNIST, "losses", lambda self, arrays: losses(self, arrays) + 0.01)
     assert judge(honest) == "losses-differ"
@@ -722,6 +729,7 @@ OTHERWISE = {
     "file-changed": test_exchanged_file_is_noticed,
     "file-unreadable": test_unreadable_files_and_directories_are_told,
     "score-failed": test_scores_that_are_not_finite_and_bugs_of_a_score_are_told,
+    "reference-missing": test_scores_that_are_not_finite_and_bugs_of_a_score_are_told,
     "losses-differ": test_scores_that_are_not_finite_and_bugs_of_a_score_are_told,
     "duplicate-entry": test_predictions_of_an_entry_on_the_board_are_refused,
     "time-limit": test_child_that_takes_too_long_is_ended,
