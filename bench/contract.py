@@ -433,8 +433,8 @@ class Task(ABC):
     """Of a task that trains on all its examples: the settings under which a search has some
     to validate on."""
     tuned_by: ClassVar[str] = "validation"
-    """What `bench tune` chooses by: the validation metric; or a metric of the task, for every method, where it
-    asks what a method can do and validation data do not tell."""
+    """What `bench tune` chooses by: the validation metric; or a metric of the task, for every method, where
+    it asks what a method can do and validation data do not tell."""
 
     def __init__(self, settings: Any, data_dir: str | None = None) -> None:
         self.settings = settings
