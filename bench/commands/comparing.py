@@ -169,7 +169,7 @@ def _print_rows(rows: list[Row], sentences: list[str], notes: list[str]) -> None
     hidden = ("note",) if notes or sentences else ()
     counts = ("diverged", "failed") if complete else ()
     rows, line = _above_and_below(rows)
-    without = (*_ASIDE, *_IN_HEADING, *hidden, *counts, "tuned")
+    without = (*_ASIDE, *_IN_HEADING, *hidden, *counts, "tuned", "marks")
     output.print(drawn(_named(rows), output.width, without=without, line=line))
     for note in [*notes, *_said_of_marks(rows)]:
         output.print(plain(note), soft_wrap=True)
@@ -188,18 +188,21 @@ def _above_and_below(rows: list[Row]) -> tuple[list[Row], tuple[int, str] | None
 
 def _named(rows: Sequence[Row]) -> list[Row]:
     """Rows for eyes: an entry under its name, which says whose it is, with a star if it has a mark."""
-    return [
-        {**row, "method": f"{row.get('entry', row['method'])}{' *' if row['marks'] else ''}"} for row in rows
-    ]
+    shown: list[Row] = []
+    for row in rows:
+        marks = _marks_in(row)
+        name = f"{row.get('entry', row['method'])}{' *' if marks else ''}"
+        shown.append({**row, "method": name, "marks": "; ".join(marks)})
+    return shown
 
 
 def _said_of_marks(rows: Sequence[Row]) -> list[str]:
     """A line for each mark of a row."""
-    found = [(row.get("entry", row["method"]), mark) for row in rows for mark in _listed_marks(row)]
+    found = [(row.get("entry", row["method"]), mark) for row in rows for mark in _marks_in(row)]
     return [f"* {name}: {mark}" for name, mark in found]
 
 
-def _listed_marks(row: Row) -> list[str]:
+def _marks_in(row: Row) -> list[str]:
     marks = row["marks"]
     assert isinstance(marks, list)
     return marks
@@ -211,7 +214,7 @@ def _say(sentences: Iterable[str]) -> None:
 
 
 _IN_HEADING = ("task", "preset", "metric", "unit", "better")
-_ASIDE = ("task_version", "data_digest", "entry", "submission", "best_rank", "worst_rank", "basis", "marks")
+_ASIDE = ("task_version", "data_digest", "entry", "submission", "best_rank", "worst_rank", "basis")
 """Columns for programs, not for eyes."""
 
 
