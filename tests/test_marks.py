@@ -21,7 +21,7 @@ from bench.leaderboard.evidence.entries import directory_of
 from bench.leaderboard.evidence.submission import SUBMISSIONS
 from bench.leaderboard.rank.board import build
 from bench.leaderboard.site import pages
-from bench.runs import marks, resolution
+from bench.runs import marks, registry, resolution
 from bench.runs.marks import MEANINGS, Mark, at_least, of_run, together
 from bench.runs.records import Record
 from bench.runs.searches import NONE_TUNED, Searches, parted, searches
@@ -166,6 +166,14 @@ def test_tuned_means_the_budget_that_all_searches_of_the_task_have(tmp_path, mon
     with pytest.raises(UsageError, match=r"map.json is no result of bench tune"):
         searches("split_digits")
     assert parted([1, 2, 3, 4], lambda n: n % 2 == 0) == ([2, 4], [1, 3])
+
+
+def test_the_member_of_an_ensemble_is_known_without_its_file():
+    """As the registry has it from the imported classes."""
+    known = registry.methods()
+    assert {name: known.member_of(name) for name in known} == {n: e.member.name for n, e in known.items()}
+    assert known.member_of("deep_ensemble") == "map"
+    assert known.member_of("package.own") == "package.own"
 
 
 LOG = {"low": 1e-4, "high": 1e-2, "scale": "log"}

@@ -49,9 +49,7 @@ class Searches:
             return False
         if tried is not None:
             return tried == self.budget
-        name = method.partition("+")[0]
-        known = registry.methods().get(name)
-        return (known.member.name if known else name) in self.budgets
+        return registry.methods().member_of(method.partition("+")[0]) in self.budgets
 
 
 def searches(task: str) -> Searches:
