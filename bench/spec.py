@@ -88,6 +88,8 @@ class Spec:
 
 RHAT_LIMIT = 1.05
 """Largest R-hat of chains that agree: "only using the sample if R-hat is less than 1.05" (rstan, `Rhat`)."""
+HOTTEST = 100.0
+"""Temperatures of predictions are looked for from its inverse to this (`bench.studies.calibration`)."""
 
 Axis = int | str
 """Size of an axis: a number, or a letter for one that is free, but the same wherever the letter stands."""

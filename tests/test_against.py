@@ -19,7 +19,8 @@ from bench.leaderboard.evidence.entries import directory_of
 from bench.leaderboard.rank import against
 from bench.leaderboard.rank.against import Result, Rival, read_board, stand
 from bench.leaderboard.rank.ranking import Entry, Replicate, rank
-from bench.runs import records
+from bench.runs import records, resolution
+from bench.runs.searches import NONE_TUNED
 from bench.spec import Metric, Spec
 
 EXAMPLE = json.loads((directory_of("split_mnist", "mfvi") / "record.json").read_text())
@@ -142,6 +143,35 @@ def test_the_sentence_says_by_how_much_which_is_better_and_the_rank(call):
         :60
     ] in (out)
     assert "higher is better: better; rank 1 of 2" in out
+
+
+def test_entries_that_are_not_tuned_stand_below_a_line_and_marks_have_a_star(call, tmp_path, monkeypatch):
+    """In the table alone: programs get the order of the one ranking, with what is tuned and marked."""
+    monkeypatch.setattr(resolution, "TUNED", tmp_path / "tuned")
+    still = [EXAMPLE["fits"][0] | {"diagnostics": {"weight_ess": 1.5, "draws": 50.0}}]
+    several("runs", ["fair"], method__tuning="tuned")
+    several("others", ["good"])
+    several("others", ["poor"], method__tuning="tuned", fits=still)
+    assert NONE_TUNED in call("runs", "--against", "others")[1]
+    (tmp_path / "tuned" / "split_mnist").mkdir(parents=True)
+    content = json.dumps({"method": "map", "budget": 10})
+    (tmp_path / "tuned" / "split_mnist" / "map.json").write_text(content)
+    code, out, err = call("runs", "--against", "others")
+    assert (code, err) == (0, "")
+    named = ("your fair  ", "good ", "poor ", "not ")
+    table = [line for line in out.splitlines() if line.startswith(named)]
+    assert [line.split()[0] for line in table] == ["your", "poor", "not", "good"]
+    assert [" * " in line for line in table] == [False, True, False, False]
+    assert set(table[2]) == set("not tuned ─")
+    assert NONE_TUNED not in out
+    assert "* poor: a weight did not move: in 3 of 3 seeds, in seed 0: its slowest weight is worth 1.5" in out
+    rows = rows_of(call("runs", "--against", "others", "--format", "json")[1])
+    assert [(row["entry"], row["tuned"]) for row in rows.values()] == [
+        ("good", False),
+        ("your fair", True),
+        ("poor", True),
+    ]
+    assert [len(row["marks"]) for row in rows.values()] == [0, 0, 1]
 
 
 def test_pairing_on_examples_tells_more_than_seeds_and_its_lack_is_said(call):

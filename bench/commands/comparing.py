@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Literal
 
 from bench.commands.formats import Row, add_format, drawn, interval, plain, write
 from bench.commands.parser import Parser, add_imports, errors, output
-from bench.commands.results import direction, in_words, metrics_of, say_twice
+from bench.commands.results import direction, in_words, marks_of, metrics_of, say_twice
 from bench.errors import UsageError
 from bench.runs.registry import nearest
+from bench.runs.searches import LINE, NONE_TUNED, parted
 
 if TYPE_CHECKING:
     from bench.leaderboard.rank.against import Measured, Shelf, Stood
@@ -167,15 +168,44 @@ def _print_rows(rows: list[Row], sentences: list[str], notes: list[str]) -> None
     complete = not any(row["diverged"] or row["failed"] for row in rows)
     hidden = ("note",) if notes or sentences else ()
     counts = ("diverged", "failed") if complete else ()
-    output.print(drawn(_named(rows), output.width, without=(*_ASIDE, *_IN_HEADING, *hidden, *counts)))
-    for note in notes:
+    rows, line = _above_and_below(rows)
+    without = (*_ASIDE, *_IN_HEADING, *hidden, *counts, "tuned", "marks")
+    output.print(drawn(_named(rows), output.width, without=without, line=line))
+    for note in [*notes, *_said_of_marks(rows)]:
         output.print(plain(note), soft_wrap=True)
+    if any(row.get("tuned") is not None for row in rows) and not any(row["tuned"] for row in rows):
+        output.print(plain(NONE_TUNED), soft_wrap=True)
+    elif line is not None:
+        output.print("ranks and differences are those of one ranking, above the line and below it")
     output.print()
 
 
+def _above_and_below(rows: list[Row]) -> tuple[list[Row], tuple[int, str] | None]:
+    """Rows with the tuned ones first, and the line below these; no line where all stand on one side."""
+    above, below = parted(rows, lambda row: bool(row.get("tuned")))
+    return [*above, *below], (len(above), LINE) if above and below else None
+
+
 def _named(rows: Sequence[Row]) -> list[Row]:
-    """Rows for eyes: an entry under its name, which says whose it is."""
-    return [{**row, "method": row.get("entry", row["method"])} for row in rows]
+    """Rows for eyes: an entry under its name, which says whose it is, with a star if it has a mark."""
+    shown: list[Row] = []
+    for row in rows:
+        marks = _marks_in(row)
+        name = f"{row.get('entry', row['method'])}{' *' if marks else ''}"
+        shown.append({**row, "method": name, "marks": "; ".join(marks)})
+    return shown
+
+
+def _said_of_marks(rows: Sequence[Row]) -> list[str]:
+    """A line for each mark of a row."""
+    found = [(row.get("entry", row["method"]), mark) for row in rows for mark in _marks_in(row)]
+    return [f"* {name}: {mark}" for name, mark in found]
+
+
+def _marks_in(row: Row) -> list[str]:
+    marks = row["marks"]
+    assert isinstance(marks, list)
+    return marks
 
 
 def _say(sentences: Iterable[str]) -> None:
@@ -210,7 +240,16 @@ def _mean(line: Line, metric: str) -> Row:
         "diverged": line.count("diverged"),
         "failed": line.count("failed"),
         "note": "; ".join(notes),
+        "marks": _marks(line),
     }
+
+
+def _marks(line: Line) -> list[str]:
+    """What speaks against the runs of a method."""
+    from bench.runs.marks import together
+
+    found = [(run.record.seed, marks_of(run.directory, run.record)) for run in line.runs if run.record]
+    return list(map(str, together(found)))
 
 
 def _heading(first: Record, metric: str) -> Row:
@@ -291,6 +330,8 @@ def _standing(lines: Sequence[Line], others: Shelf, task: Measured) -> tuple[lis
                 "basis": stood.basis,
                 "note": (f"not ranked ({place.why})" if place.why else "")
                 or ("" if entry.seed_matters else "no seed changes the answer"),
+                "tuned": entry.is_tuned,
+                "marks": list(map(str, entry.marks)),
             }
         )
     sentences = [_sentence(mine.key, stood, first, metric) for mine in own if mine.key in stood.rivals]

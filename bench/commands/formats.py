@@ -143,11 +143,18 @@ def _columns(rows: Sequence[Row]) -> dict[str, _Column]:
 
 _GAP = 2
 """Blanks between columns."""
+_RULE = "─"
 _NARROW = 16
 """Width that a column of text keeps while there is a number to split or a longer word to fold."""
 
 
-def drawn(rows: Sequence[Row], width: int, title: str = "", without: Sequence[str] = ()) -> Table:
+def drawn(
+    rows: Sequence[Row],
+    width: int,
+    title: str = "",
+    without: Sequence[str] = (),
+    line: tuple[int, str] | None = None,
+) -> Table:
     """A table for a terminal: what is too long is folded, nothing is cut, a number is split last.
 
     Args:
@@ -155,6 +162,7 @@ def drawn(rows: Sequence[Row], width: int, title: str = "", without: Sequence[st
         width: Of the terminal.
         title: Above the table.
         without: Columns to leave out.
+        line: Before the row of this number a rule through all columns, which begins with these words.
     """
     table = Table(
         title=Text(plain(title)) if title else None,
@@ -165,10 +173,16 @@ def drawn(rows: Sequence[Row], width: int, title: str = "", without: Sequence[st
         padding=(0, _GAP - 1, 0, 0),
     )
     columns = [c for name, c in _columns(rows).items() if name not in without and not c.is_empty]
-    for column, size in zip(columns, _widths(columns, width), strict=True):
+    widths = _widths(columns, width)
+    if line is not None:
+        widths[0] = max(widths[0], len(line[1]))
+    for column, size in zip(columns, widths, strict=True):
         justify: Literal["left", "right"] = "right" if column.is_number else "left"
         table.add_column(Text(column.heading), justify=justify, width=size, overflow="fold")
-    for cells in zip(*(column.cells for column in columns), strict=True):
+    for place, cells in enumerate(zip(*(column.cells for column in columns), strict=True)):
+        if line is not None and place == line[0]:
+            words = f"{line[1]} ".ljust(widths[0], _RULE)
+            table.add_row(Text(words), *(Text(_RULE * size) for size in widths[1:]))
         table.add_row(*(Text(cell or "-") for cell in cells))
     return table
 

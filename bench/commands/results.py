@@ -15,11 +15,12 @@ from bench.errors import BenchError, UsageError
 
 if TYPE_CHECKING:
     from bench.contract import FinishedRun
+    from bench.runs.marks import Mark
     from bench.runs.records import Record
     from bench.spec import Metric
 
 
-ASIDE = ("directory", "main")
+ASIDE = ("directory", "main", "marks")
 """Columns of `metric_rows` that are for programs."""
 _SHOWN = 6
 """Metrics of a record that are printed unless all are asked for: the main one, then those with a value."""
@@ -76,7 +77,7 @@ def print_record(directory: Path, console: Console, every: bool = False) -> None
     left = 0 if every else len(rows[_SHOWN:])
     rows = rows[: len(rows) - left]
     marked = [row | {"metric": f"{row['metric']} (main)"} if row["main"] else row for row in rows]
-    without = ("directory", "task", "method", "preset", "seed", "status", "main")
+    without = ("directory", "task", "method", "preset", "seed", "status", "main", "marks")
     console.print(drawn(marked, console.width, without=without))
     if left:
         console.print(plain(f"{left} more metrics: bench show {directory} --all"), soft_wrap=True)
@@ -97,6 +98,8 @@ def print_record(directory: Path, console: Console, every: bool = False) -> None
     fewest = min(record.draws or [], key=lambda counted: counted.distinct / counted.asked, default=None)
     if fewest is not None and 1 < fewest.distinct < fewest.asked:  # a point is one by nature
         console.print(f"distinct draws behind a prediction: {fewest.distinct} of {fewest.asked} asked for")
+    for mark in marks_of(directory, record):
+        console.print(plain(f"mark: {mark}"), soft_wrap=True)
     for path in sorted((directory / "figures").glob("*.svg")):
         console.print(f"figure: {path}", soft_wrap=True)
     with suppress(OSError, UnicodeDecodeError):
@@ -104,9 +107,18 @@ def print_record(directory: Path, console: Console, every: bool = False) -> None
             console.print(plain(line), soft_wrap=True)
 
 
+def marks_of(directory: Path, record: Record) -> tuple[Mark, ...]:
+    """What speaks against a run, be it one's own or a committed one."""
+    from bench.leaderboard.evidence.store import run_arrays
+    from bench.runs.marks import of_run
+
+    return of_run(record, lambda: run_arrays(directory))
+
+
 def metric_rows(directory: Path, record: Record) -> list[dict[str, Cell]]:
-    """A row for every metric of a record."""
+    """A row for every metric of a record; every row has the marks of the run."""
     known, unknown = metrics_of(record)
+    marks = list(map(str, marks_of(directory, record)))
     rows: list[dict[str, Cell]] = []
     for name, value in record.metrics.items():
         metric = known.get(name)
@@ -123,6 +135,7 @@ def metric_rows(directory: Path, record: Record) -> list[dict[str, Cell]]:
             "unit": metric.unit if metric else "",
             "better": direction(metric) if metric else "",
             "note": record.undefined.get(name, metric.description if metric else "" if unknown else _GONE),
+            "marks": marks,
         }
         rows.append(row)
     return rows

@@ -157,6 +157,16 @@ class Entries(Mapping[str, Entry]):
             known.has_pattern and name.startswith(f"{known.file}_") for known in self._declared.values()
         )
 
+    def member_of(self, name: str) -> str:
+        """The name of `Entry.member`, as far as names are declared; imports nothing."""
+        if name not in self._declared:
+            return name
+        own = self._declared[name]
+        fixed = {setting: value for setting, value in own.fixed.items() if setting != "members"}
+        single = [fixed, fixed | {"members": 1}]
+        same = [n for n, other in self._declared.items() if other.file == own.file and other.fixed in single]
+        return same[0] if same else name
+
     def of_file(self, file: str) -> list[Entry]:
         """The entries of one file, by its stem; none if there is no such file."""
         return [self[name] for name, declaration in self._declared.items() if declaration.file == file]

@@ -16,15 +16,13 @@ import numpy as np
 from scipy import optimize
 
 from bench import metrics
-from bench.spec import Metric
+from bench.spec import HOTTEST, Metric
 from bench.studies import conformal
 
 BINS = 15
 """Of both calibration errors."""
 LEVEL = 0.9
 """Coverage that conformal sets promise."""
-HOTTEST = 100.0
-"""Temperatures are looked for from its inverse to this."""
 
 MEASURES = {
     "nll": Metric("mean of -log p(label)", "nats", 0, np.inf),

@@ -9,14 +9,17 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from parts.evidence import ROOT, Part, table
+from parts.evidence import ROOT, Part, committed, table
 
 from bench.contract import CAPABILITIES
 from bench.laws.statements import LAWS, declaration
 from bench.leaderboard.check import codes
+from bench.leaderboard.evidence.submission import SUBMISSIONS
 from bench.runs import resolution
+from bench.runs.measures import written
 from bench.runs.registry import methods
 from bench.sweep import tune
+from bench.sweep.edges import edges
 
 SPEED = ROOT / "benchmarks" / "peers.json"
 
@@ -168,7 +171,7 @@ def accelerator() -> str:
 
 
 def tuning() -> str:
-    """The committed searches; methods of one task whose budgets differ are not comparable."""
+    """The committed searches, and ranked tasks without one; of different budgets none is comparable."""
     results = [tune.read(path) for path in sorted(resolution.TUNED.glob("*/*.json"))]
     if not results:
         return "No search is committed yet: all settings are published or untuned."
@@ -187,12 +190,26 @@ def tuning() -> str:
                 f"{result.criterion.metric}, {'higher' if result.criterion.higher_is_better else 'lower'}",
                 values[0],
                 values[result.chosen_number],
+                str(result.chosen_number),
                 listed if result.chosen_number else "untuned ones",
+                ", ".join(f"`{name}` {edge}" for name, edge in edges(result).items()) or "-",
                 f"{lost:.0%}",
             ]
         )
-    header = ["task", "method", "budget", "criterion, better if", "untuned", "best", "chosen", "diverged"]
-    return table(header, rows)
+    header = ["task", "method", "budget", "criterion, better if", "untuned", "chosen", "number", "settings"]
+    return f"{table([*header, 'at an edge', 'diverged'], rows)}\n\n{_without_search(results)}"
+
+
+def _without_search(results: list[tune.Tuning]) -> str:
+    """Ranked tasks of the board for which no method was searched."""
+    entered = {record.task.name for path, record in committed() if SUBMISSIONS in path.parents}
+    ranked = sorted(name for name in entered if name in written() and written()[name].ranked)
+    without = [f"`{name}`" for name in ranked if name not in {result.task for result in results}]
+    if not without:
+        return "Every ranked task of the board has a search."
+    return (
+        f"Without a search: {', '.join(without)}. There every setting is untuned, published or set by hand."
+    )
 
 
 PARTS: dict[str, Part] = {

@@ -6,14 +6,17 @@ import json
 from collections.abc import Iterator
 from functools import cache
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from parts.evidence import (
     ROOT,
     Drawing,
+    Group,
     Part,
     by_seed,
+    committed,
     finished,
     finished_runs,
     footer,
@@ -28,8 +31,13 @@ from parts.evidence import (
 
 from bench.diagnostics import mixed
 from bench.intervals import Moments, differences, student, welch
+from bench.leaderboard.evidence.store import run_arrays
+from bench.leaderboard.evidence.submission import SUBMISSIONS
 from bench.leaderboard.rank import ranking
+from bench.runs.marks import MEANINGS, Mark, of_run, together
+from bench.runs.records import Record
 from bench.runs.registry import methods
+from bench.runs.searches import LINE, parted, searches
 
 PASSES = ROOT / "benchmarks" / "passes.json"
 
@@ -232,7 +240,10 @@ def regressions(task: str) -> str:
 
 
 class Question(NamedTuple):
-    """One task of a question, and how the committed methods stand on it by its main metric."""
+    """One task of a question, and how the committed methods stand on it by its main metric.
+
+    `tuned` are the methods with the budget of the task (`bench.runs.searches`), `marked` those with a mark.
+    """
 
     name: str
     page: str
@@ -241,6 +252,31 @@ class Question(NamedTuple):
     values: dict[str, list[float]]
     ranks: dict[str, tuple[int, int] | None]
     tuned: set[str]
+    marked: set[str]
+
+    @property
+    def placed(self) -> dict[str, tuple[int, int]]:
+        """Rank intervals of the methods that are ranked."""
+        return {method: span for method, span in self.ranks.items() if span is not None}
+
+    @property
+    def first(self) -> int:
+        """How many methods may be first."""
+        return sum(low == 1 for low, _ in self.placed.values())
+
+    @property
+    def on_page(self) -> str:
+        """Its name with a link, for README."""
+        return f"[{self.name}](docs/tasks/{self.page}.md)"
+
+    def best(self, of: set[str]) -> str:
+        """The best mean among some methods, with a star for a mark; a dash if none of them is ranked."""
+        choose = max if self.higher_is_better else min
+        able = sorted(of & self.placed.keys())
+        if not able:
+            return "-"
+        best = choose(able, key={m: np.mean(self.values[m]) for m in able}.__getitem__)
+        return f"`{best}` {interval(self.values[best])}{' *' if best in self.marked else ''}"
 
 
 @cache
@@ -258,9 +294,13 @@ def asked() -> list[Question]:
         standing = ranking.rank([ranking.Entry(*entry) for entry in runs.items()], higher)
         values = {m: [run.value for run in group if run.value is not None] for m, group in runs.items()}
         ranks = {place.name: place.ranks for place in standing.places}
-        tuned = {m for m, group in entries.items() if all(r.method.tuning == "tuned" for _, r in group)}
+        known = searches(task)
+        tuned = {
+            m for m, group in entries.items() if all(known.is_tuned(r.method.tuning, m) for _, r in group)
+        }
+        marked = {m for m, group in entries.items() if marks_of(group)}
         on = f"{main.replace('_', ' ')} on `{task}`"
-        found.append(Question(name, page, on, higher, values, ranks, tuned))
+        found.append(Question(name, page, on, higher, values, ranks, tuned, marked))
     return found
 
 
@@ -273,35 +313,75 @@ def questions() -> str:
             values = question.values[method]
             mean = interval(values) if values else "-"
             mark = ", tuned" if method in question.tuned else ""
-            cells.setdefault(method, {})[question.name] = f"{mean} ({ranks}{mark})"
+            star = " *" if method in question.marked else ""
+            cells.setdefault(method, {})[question.name] = f"{mean} ({ranks}{mark}){star}"
     heads = [question.name for question in asked()]
-    rows = [[f"`{method}`", *(cells[method].get(q, "-") for q in heads)] for method in sorted(cells)]
+    above, below = parted(sorted(cells), lambda m: any(m in question.tuned for question in asked()))
+    rows = {m: [f"`{m}`", *(cells[m].get(q, "-") for q in heads)] for m in cells}
+    line = [[f"**{LINE}**", *[""] * len(heads)]] if above and below else []
+    parts = [*(rows[m] for m in above), *line, *(rows[m] for m in below)]
     better = [
         f"- [{q.name}](tasks/{q.page}.md): {q.on}, {'higher' if q.higher_is_better else 'lower'} is better"
         for q in asked()
     ]
-    return table(["method", *heads], rows) + "\n\n" + "\n".join(better)
+    return table(["method", *heads], parts) + "\n\n" + "\n".join(better)
 
 
 def leaders() -> str:
-    """Of each question the best mean, how many methods may be first, and how many `bench tune` set."""
-    rows = []
-    for question in asked():
-        placed = {method: span for method, span in question.ranks.items() if span is not None}
-        choose = max if question.higher_is_better else min
-        best = choose(placed, key={m: np.mean(question.values[m]) for m in placed}.__getitem__)
-        first = sum(low == 1 for low, _ in placed.values())
-        rows.append(
-            [
-                f"[{question.name}](docs/tasks/{question.page}.md)",
-                question.on,
-                "higher" if question.higher_is_better else "lower",
-                f"`{best}` {interval(question.values[best])}",
-                f"{first} of {len(placed)}",
-                f"{len(question.tuned & placed.keys())} of {len(placed)}",
-            ]
-        )
-    return table(["question", "metric and task", "better is", "best mean", "may be first", "tuned"], rows)
+    """Of each question whose methods are separated the best means, tuned and not; tuned questions first."""
+    apart = [question for question in asked() if question.first < len(question.placed)]
+    above, below = parted(apart, lambda question: bool(question.tuned & question.placed.keys()))
+    rows = [_leading(question) for question in above]
+    if above and below:
+        rows.append([f"**{LINE}**", *[""] * (len(_LEADING) - 1)])
+    rows += [_leading(question) for question in below]
+    tied = [f"{q.on_page} ({q.on})" for q in asked() if q not in apart]
+    said = f"No row: {', '.join(tied)}. There every method may be first." if tied else ""
+    return "\n\n".join(filter(None, [table(_LEADING, rows), said]))
+
+
+_LEADING = [
+    *("question", "metric and task", "better is", "best that is tuned", "best that is not"),
+    *("may be first", "tuned"),
+]
+
+
+def _leading(question: Question) -> list[str]:
+    count = len(question.placed)
+    return [
+        question.on_page,
+        question.on,
+        "higher" if question.higher_is_better else "lower",
+        question.best(question.tuned),
+        question.best(question.placed.keys() - question.tuned),
+        f"{question.first} of {count}",
+        f"{len(question.tuned & question.placed.keys())} of {count}",
+    ]
+
+
+def marks_of(group: Group) -> tuple[Mark, ...]:
+    """The marks of an entry."""
+
+    def of(path: Path, record: Record) -> tuple[Mark, ...]:
+        return of_run(record, lambda: run_arrays(path))
+
+    return together([(record.seed, of(path, record)) for path, record in group])
+
+
+def marked_cells() -> str:
+    """Every committed cell with a mark: those of the board, and those that are kept as evidence."""
+    by_cell: dict[tuple[bool, str, str], Group] = {}
+    for path, record in committed():
+        is_ranked = SUBMISSIONS in path.parents
+        cell = not is_ranked, record.task.identity, record.method.identity
+        by_cell.setdefault(cell, []).append((path, record))
+    rows = [
+        [f"`{task}`", f"`{method}`", "evidence" if is_evidence else "ranked", mark.name, mark.reason]
+        for (is_evidence, task, method), group in sorted(by_cell.items())
+        for mark in marks_of(group)
+    ]
+    meanings = "\n".join(f"- **{name}**: {meaning}" for name, meaning in MEANINGS.items())
+    return f"{meanings}\n\n{table(['task', 'method', 'cell', 'mark', 'reason'], rows)}"
 
 
 def drawn() -> Iterator[Drawing]:
@@ -335,4 +415,5 @@ PARTS: dict[str, Part] = {
     "regressions diabetes_regression": lambda: regressions("diabetes_regression"),
     "questions": questions,
     "leaders": leaders,
+    "marks": marked_cells,
 }

@@ -27,11 +27,14 @@ import pydantic
 from bench.errors import OutputError, UsageError
 from bench.leaderboard.evidence.store import run_arrays
 from bench.leaderboard.evidence.submission import MANIFEST, OURS, RECORDS, STATUS, SUBMISSIONS, words
+from bench.leaderboard.evidence.submission import read as read_manifest
 from bench.leaderboard.rank.ranking import Entry, Replicate, Standing, rank
 from bench.runs import registry
 from bench.runs.folders import Found, below
+from bench.runs.marks import Mark, marks, together
 from bench.runs.measures import is_standard, seed_matters, spec_of
 from bench.runs.records import Record, read_arrays
+from bench.runs.searches import searches
 from bench.settings import Schema
 from bench.spec import Arrays, Spec, array_digest
 from bench.system import places
@@ -140,6 +143,8 @@ class Rival:
         results: In order of their seeds.
         seed_matters: Whether another seed can change the method's answer.
         is_own: Whether they are one's own; such a method may be on the board too.
+        is_tuned: Whether its settings are tuned with the budget of the task (`bench.runs.searches`).
+        marks: What speaks against its runs.
     """
 
     method: str
@@ -147,6 +152,8 @@ class Rival:
     results: Sequence[Result]
     seed_matters: bool = True
     is_own: bool = False
+    is_tuned: bool = False
+    marks: tuple[Mark, ...] = ()
 
     @property
     def key(self) -> str:
@@ -297,24 +304,35 @@ def rival(
         UsageError: If arrays are damaged, or the task can make nothing of them.
     """
     records = [(run.record, run.directory) for run in runs if run.record is not None]
-    results = [
-        Result(
-            record.status,
-            record.metrics.get(record.task.main_metric),
-            _losses(record, directory, task),
-            record.provenance.arrays_digest,
-        )
-        for record, directory in records
-    ]
-    return Rival(method, slug, results, seed_matters(records[0][0]), is_own)
+    results, marked = [], []
+    for record, directory in records:
+        arrays = _arrays(record, directory)
+        losses = None
+        if arrays is not None:
+            with registry.defects(f"the losses of {directory}"):
+                losses = task.losses(arrays)
+        value, digest = record.metrics.get(record.task.main_metric), record.provenance.arrays_digest
+        results.append(Result(record.status, value, losses, digest))
+        marked.append((record.seed, marks(record, arrays)))
+    matters = seed_matters(records[0][0])
+    return Rival(method, slug, results, matters, is_own, _is_tuned(records, slug), together(marked))
 
 
-def _losses(record: Record, directory: Path, task: Task | Measured) -> np.ndarray | None:
+def _arrays(record: Record, directory: Path) -> Arrays | None:
     if record.status != "completed" or (path := run_arrays(directory)) is None:
         return None
-    arrays = read_arrays(directory, path)
-    with registry.defects(f"the losses of {directory}"):
-        return task.losses(arrays)
+    return read_arrays(directory, path)
+
+
+def _is_tuned(records: Sequence[tuple[Record, Path]], slug: str) -> bool:
+    """Whether every run has the settings of a search with the budget of the task."""
+    if any(record.method.tuning != "tuned" for record, _ in records):
+        return False
+    tried = None
+    if slug not in ("", OURS):
+        tried = read_manifest(records[0][1].resolve().parents[2]).tuning_budget
+    first = records[0][0]
+    return searches(first.task.name).is_tuned("tuned", first.method.name, tried)
 
 
 # --------------------------------------------------------------------------------------------- a board's JSON
@@ -327,6 +345,7 @@ class _OfBoard(Schema):
 
 
 _Name = Annotated[str, pydantic.StringConstraints(min_length=1, max_length=300)]
+_Few = pydantic.Field(max_length=100)
 
 
 class BoardRun(_OfBoard):
@@ -346,6 +365,8 @@ class BoardEntry(_OfBoard):
     runs: Annotated[list[BoardRun], pydantic.Field(min_length=1, max_length=10_000)]
     method: _Name | None = None
     status: _Name = "ranked"
+    tuned: bool = False
+    marks: Annotated[list[Annotated[list[_Name], pydantic.Field(min_length=2, max_length=2)]], _Few] = []
 
     @property
     def identity(self) -> str:
@@ -385,6 +406,8 @@ class BoardTask(_OfBoard):
                     for run in sorted(entry.runs, key=lambda run: run.seed)
                 ],
                 entry.seed_matters,
+                is_tuned=entry.tuned,
+                marks=tuple(Mark(*mark) for mark in entry.marks),
             )
             for entry in self.entries
             if entry.status == "ranked"

@@ -33,6 +33,7 @@ from bench.leaderboard.rank.pairing import Pair
 from bench.leaderboard.rank.ranking import Standing, across
 from bench.leaderboard.rank.rows import Table, cleaned
 from bench.leaderboard.rank.standings import Computed, compute, recorded
+from bench.runs.searches import searches
 from bench.text import hidden, one_line
 
 RECORDS = layout.RECORDS
@@ -138,6 +139,7 @@ def build(
             board.recorded[task] = computed.table
             continue
         board.tables[task], board.pairs[task], board.figures[task] = computed[:3]
+        _say_tuned(computed.table, board.submissions)
         if computed.standing is not None:
             board.standings[task] = computed.standing
         if computed.labels is not None:
@@ -145,6 +147,14 @@ def build(
     board.overall = _overall(kept, found)
     kept.forget_others()
     return board
+
+
+def _say_tuned(table: Table, submissions: Mapping[str, Mapping[str, Any]]) -> None:
+    """Says of every entry whether it is tuned: searches are no files that the table is kept under."""
+    found = searches(table["task_name"])
+    for row in table["entries"]:
+        tried = None if row["slug"] == layout.OURS else submissions[row["slug"]]["tuning_budget"]
+        row["tuned"] = found.is_tuned(row["tuning"], row["method"], tried)
 
 
 # ---------------------------------------------------------------------------------------------- what there is

@@ -17,6 +17,7 @@ import pydantic
 
 from bench.leaderboard.check.screens import Flag, Seen, examine, look
 from bench.leaderboard.evidence.submission import entry_name
+from bench.runs.marks import Mark, marks
 from bench.runs.records import Record, same
 from bench.spec import Arrays
 from bench.text import one_line
@@ -81,7 +82,8 @@ class Cell:
 class Scored:
     """A run as far as it can be read; `problem` says what cannot, `is_recomputed` whether it was scored.
 
-    `seen` is what the screens keep of a run that was scored.
+    `seen` is what the screens keep of a run that was scored, `marks` what speaks against it: without its
+    arrays nothing of its accuracy.
     """
 
     files: RunFiles
@@ -91,6 +93,7 @@ class Scored:
     is_recomputed: bool = False
     problem: str = ""
     seen: Seen | None = None
+    marks: tuple[Mark, ...] = ()
 
     @property
     def value(self) -> float | None:
@@ -110,7 +113,7 @@ def read(files: RunFiles) -> Scored:
         return Scored(files, problem=f"the record of seed {files.seed} cannot be read")
     if record.seed != files.seed:
         return Scored(files, problem=f"the record in seed{files.seed} is of seed {record.seed}")
-    return Scored(files, record, record.metrics)
+    return Scored(files, record, record.metrics, marks=marks(record))
 
 
 def scored(run: Scored, task: Task, known: Truth, examined: bool = True) -> Scored:
@@ -148,7 +151,8 @@ def scored(run: Scored, task: Task, known: Truth, examined: bool = True) -> Scor
         return replace(run, metrics=metrics, losses=losses, problem=problem)
     if losses is not None:
         losses = np.asarray(losses, float)
-    return replace(run, metrics=metrics, losses=losses, is_recomputed=True, seen=seen)
+    said = marks(record, arrays)
+    return replace(run, metrics=metrics, losses=losses, is_recomputed=True, seen=seen, marks=said)
 
 
 def load(path: str) -> Arrays:

@@ -14,6 +14,7 @@ from bench.leaderboard.evidence.submission import OURS
 from bench.leaderboard.rank.cells import Candidate, Scored
 from bench.leaderboard.rank.ranking import Place
 from bench.runs import registry
+from bench.runs.marks import together
 from bench.spec import Spec
 from bench.text import escaped
 
@@ -35,11 +36,13 @@ class EntryRow(TypedDict, total=False):
     """An entry of a task.
 
     `status` is ranked, not ranked, held, withdrawn or superseded; `why` says why it is not ranked. `flags`
-    has of each screen that saw something its name, the reason, and why a maintainer cleared it. An entry
-    of the first tie group is `provisional` until maintainers have made a run of it again. `ranks` are the
-    first and the last that the data admit. `low` and `high` are None where there is no interval. `metrics`
-    has mean and limits of every metric, `basis` what the interval is of. `declares` is what is said of the
-    posterior in the method's file, empty if that is not here.
+    has of each screen that saw something its name, the reason, and why a maintainer cleared it. `marks` has
+    name and reason of each mark (`bench.runs.marks`) that a run of the entry has. An entry of the first tie
+    group is `provisional` until maintainers have made a run of it again. `ranks` are the first and the last
+    that the data admit. `low` and `high` are None where there is no interval. `metrics` has mean and limits
+    of every metric, `basis` what the interval is of. `tuning` says where the settings come from, and `tuned`
+    whether that is a search with the budget of the task (`bench.runs.searches`), which the board adds.
+    `declares` is what is said of the posterior in the method's file, empty if that is not here.
     """
 
     name: str
@@ -49,6 +52,7 @@ class EntryRow(TypedDict, total=False):
     status: str
     why: str
     flags: list[list[str]]
+    marks: list[list[str]]
     tier: str
     provisional: bool
     ranks: list[int] | None
@@ -60,6 +64,7 @@ class EntryRow(TypedDict, total=False):
     seeds: int
     seconds: float | None
     tuning: str
+    tuned: bool
     declares: str
     created: str
     seed_matters: bool
@@ -121,6 +126,7 @@ def row(candidate: Candidate, place: Place, spec: Spec, targets_known: bool = Tr
         status="ranked" if place.ranks else struck or ("held" if candidate.held else "not ranked"),
         why=escaped(place.why or candidate.why)[:LONGEST_REASON],
         flags=[[*flag, cell.cleared.get(flag.screen, "")] for flag in candidate.flags],
+        marks=[list(mark) for mark in together([(run.files.seed, run.marks) for run in candidate.runs])],
         tier=tier,
         provisional=place.group == 1 and tier != "re-run",
         ranks=list(place.ranks) if place.ranks else None,

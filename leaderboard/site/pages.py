@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from bench.leaderboard.rank.board import Board
 from bench.leaderboard.rank.pairing import MOST, pair
 from bench.leaderboard.rank.rows import EntryRow, Table
 from bench.leaderboard.site import words
+from bench.runs.marks import MEANINGS
 from bench.runs.registry import nearest
+from bench.runs.searches import NONE_TUNED, parted
 from bench.system.files import replace_folder
 from bench.system.files import write as write_file
 
@@ -95,6 +98,7 @@ class Site:
         self.board = board
         self.environment = _environment()
         self.environment.globals.update(site=self, words=words, tiers=TIERS, version=bench.__version__)
+        self.environment.globals.update(meanings=MEANINGS, none_tuned=NONE_TUNED)
         self.tables = board.tables
         self._rows: dict[tuple[str, str], dict[str, EntryRow]] = {}
         self._by_name: dict[tuple[str, str], EntryRow] = {}
@@ -217,6 +221,8 @@ class Site:
         ranked = [row for row in table["entries"] if row["ranks"]]
         struck = [row for row in table["entries"] if row["status"] in ("withdrawn", "superseded")]
         below = [row for row in table["entries"] if not row["ranks"] and row not in struck]
+        above, under = parted(ranked, lambda row: row["tuned"])
+        following = [row["name"] for row in ranked[1:]]
         here = {(row["slug"], row["folder"]) for row in table["entries"]}
         missing = [row for row, _ in self.entries if (row["slug"], row["folder"]) not in here]
         scale = words.Scale.of((row["low"], row["mean"], row["high"]) for row in ranked)
@@ -228,6 +234,10 @@ class Site:
                 1,
                 table=table,
                 ranked=ranked,
+                above=above,
+                under=under,
+                followers=dict(zip_longest((row["name"] for row in ranked), following)),
+                marked=[row for row in (*above, *under, *below) if row["marks"]],
                 below=below,
                 struck=struck,
                 missing=missing,
@@ -318,7 +328,19 @@ def _csv_of(tables: Sequence[Table]) -> str:
 
 def _csv_of_task(table: Table) -> str:
     header = ["first rank", "last rank", "tie group", "entry", "method", "slug", "status"]
-    header += [table["metric"], "low", "high", "seeds", "tier", "provisional", "seconds", "settings", "why"]
+    header += [
+        table["metric"],
+        "low",
+        "high",
+        "seeds",
+        "tier",
+        "provisional",
+        "seconds",
+        "settings",
+        "tuned",
+        "marks",
+        "why",
+    ]
     nowhere: list[Any] = [None, None]
     rows = [
         [
@@ -326,7 +348,8 @@ def _csv_of_task(table: Table) -> str:
             *(row["group"], row["name"], row["method"], row["slug"], row["status"]),
             *(row["mean"], row["low"], row["high"]),
             *(row["seeds"], row["tier"], row["provisional"]),
-            *(row["seconds"], row["tuning"], row["why"]),
+            *(row["seconds"], row["tuning"], row["tuned"]),
+            *("; ".join(map(": ".join, row["marks"])), row["why"]),
         ]
         for row in table["entries"]
     ]

@@ -2,7 +2,8 @@
 "use strict";
 
 for (const table of document.querySelectorAll("table.sortable")) {
-  const body = table.tBodies[0];
+  const bodies = [...table.tBodies].filter((body) => !body.classList.contains("line"));
+  const all = bodies.flatMap((body) => [...body.rows]);
   const heads = [...table.tHead.rows[0].cells];
 
   const value = (row, column) => {
@@ -26,13 +27,15 @@ for (const table of document.querySelectorAll("table.sortable")) {
       const sign = head.getAttribute("aria-sort") === "ascending" ? -1 : 1;
       for (const other of heads) other.removeAttribute("aria-sort");
       head.setAttribute("aria-sort", sign === 1 ? "ascending" : "descending");
-      const rows = [...body.rows].map((row) => [value(row, column), row]);
-      rows.sort(([a], [b]) => (a === "" || b === "" ? before(a, b) : sign * before(a, b)));
-      body.append(...rows.map(([, row]) => row));
+      for (const body of bodies) {
+        const rows = [...body.rows].map((row) => [value(row, column), row]);
+        rows.sort(([a], [b]) => (a === "" || b === "" ? before(a, b) : sign * before(a, b)));
+        body.append(...rows.map(([, row]) => row));
+      }
     });
   }
 
-  if (!table.classList.contains("filtered") || body.rows.length < 3) continue;
+  if (!table.classList.contains("filtered") || all.length < 3) continue;
   const label = document.createElement("label");
   const input = document.createElement("input");
   const count = document.createElement("output");
@@ -44,11 +47,11 @@ for (const table of document.querySelectorAll("table.sortable")) {
   input.addEventListener("input", () => {
     const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
     let shown = 0;
-    for (const row of body.rows) {
+    for (const row of all) {
       const text = row.textContent.toLowerCase();
       row.hidden = !words.every((word) => text.includes(word));
       shown += !row.hidden;
     }
-    count.textContent = words.length ? `${shown} of ${body.rows.length}` : "";
+    count.textContent = words.length ? `${shown} of ${all.length}` : "";
   });
 }
