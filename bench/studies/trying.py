@@ -59,7 +59,7 @@ def network(
             or it raises an error; one line.
     """
     with _global_state(), own_network.told(name), torch.no_grad():
-        copies = [_made(make, seed) for seed in _SEEDS]
+        copies = fresh(make)
         inputs = inputs[:_ROWS]
         _is_a_function(copies[0], name, inputs, outputs)
         _is_the_same_in_every_call(copies[0], name, inputs)
@@ -70,6 +70,12 @@ def network(
         _gives_no_probabilities(copies[0], name, inputs)
         _lets_gradients_through(copies[0], name, inputs)
     return _content(name, pretrained), [_sentence(copies[0], name)]
+
+
+def fresh(make: Callable[[], nn.Module]) -> list[nn.Module]:
+    """Fresh networks, each under another seed; all global generators stay as they are."""
+    with _global_state():
+        return [_made(make, seed) for seed in _SEEDS]
 
 
 def _sentence(made: nn.Module, name: str) -> str:
