@@ -52,7 +52,7 @@ from bench.contract import (
 from bench.data import array_digest
 from bench.errors import UsageError
 from bench.settings import Code, Count, Whole, settings
-from bench.studies import frozen, own, predictive, trying
+from bench.studies import exporting, frozen, own, predictive, trying
 from bench.system import keeping
 from bench.text import one_line
 
@@ -474,3 +474,23 @@ class Predictor:
         found = predictive.predicted(self.method, inputs, num_samples, seed, self.encoder)
         assert isinstance(found, predictive.Classes)
         return own.told(found, abstain)
+
+    def export(self, path: str | Path, level: float = 0.9) -> None:
+        """Writes the predictor as ONNX: `predict` under its 50 draws, which are constants of the file.
+
+        It takes pictures `[B, 3, size, size]` in uint8: middle squares, as `picture` cuts and scales them.
+
+        Args:
+            path: Of the file.
+            level: Of intervals, which classes have none of.
+
+        Raises:
+            UsageError: If packages are missing, or it cannot be written so; one line.
+            OutputError: If the file cannot be written.
+        """
+        encoder, part = self.encoder, self.part
+        levels = torch.arange(3 * 3 * encoder.size**2) * 7919 % 256
+        probe = levels.to(torch.uint8).view(3, 3, encoder.size, encoder.size)
+        before = exporting.Pictures(encoder.encode, (lambda x: x) if part is None else (lambda x: part([x])))
+        words = {"inputs": json.dumps(["red", "green", "blue"]), "classes": json.dumps(encoder.classes)}
+        exporting.write(exporting.Told(self.method, encoder, 50, level, before, probe, words), Path(path))
