@@ -166,6 +166,27 @@ def pictures(paths: Sequence[Path], size: int) -> np.ndarray:
     return np.stack(found)
 
 
+_PARTS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})
+
+
+def _must_be_classes(folder: Path, names: Sequence[str]) -> None:
+    """Refuses folders that ImageFolder takes for classes, and that are none.
+
+    Raises:
+        UsageError: One line that names them.
+    """
+    if {name.lower() for name in names} <= _PARTS:
+        raise UsageError(
+            f"--task.folder {folder}: {' and '.join(sorted(names))} are parts of a split, and would be taken "
+            "for classes: put a folder of each class in it, with the pictures of all parts"
+        )
+    if hidden := [name for name in names if name.startswith(".") or name == "__MACOSX"]:
+        raise UsageError(
+            f"--task.folder {folder}: {one_line(hidden[0])} holds pictures and would be taken for a class: "
+            "take it out"
+        )
+
+
 class OwnImages(Task):
     """Held-out images of a user's folder."""
 
@@ -199,6 +220,7 @@ class OwnImages(Task):
             found = datasets.ImageFolder(str(folder))
         except (OSError, ValueError) as error:
             raise UsageError(f"--task.folder {folder}: {one_line(error)}") from None
+        _must_be_classes(folder, found.classes)
         labels = np.array(found.targets)
         counts = np.bincount(labels)
         if len(counts) < 2:
@@ -382,6 +404,7 @@ class OwnImages(Task):
             *self._own_network[1],
             *self._way(),
             *own.copies(self.own_data("train")[0], self.own_data("test")[0], "images"),
+            *self._of_two_classes(),
             *self._left_out(),
             "next: run further methods and seeds (bench sweep), then bench compare their folder; "
             'bench.load("this directory").predict(["new.jpg"]) predicts new images',
@@ -401,6 +424,16 @@ class OwnImages(Task):
         return [
             f"the frozen part is computed once for each image: {len(self.frozen_part.witness)} features, kept"
         ]
+
+    def _of_two_classes(self) -> list[str]:
+        """A sentence on pictures that stand in more than one class, pixel by pixel, if any."""
+        classes: dict[bytes, set[int]] = {}
+        for part in ("train", "test"):
+            for image, label in zip(*self.own_data(part), strict=True):
+                classes.setdefault(image.numpy().tobytes(), set()).add(int(label))
+        twice = sum(len(labels) > 1 for labels in classes.values())
+        said = f"warning: {twice} images stand in more than one class: all but one of their labels are wrong"
+        return [said] if twice else []
 
     def _left_out(self) -> list[str]:
         """A sentence on the files of the folder that are not read, by the endings of their names, if any."""
