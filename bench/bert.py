@@ -17,20 +17,19 @@ import hashlib
 import json
 import unicodedata
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import safetensors
-import safetensors.numpy
 import safetensors.torch
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from bench.errors import UsageError
-from bench.system import files, places
+from bench.system import keeping
 from bench.text import one_line
 
 WEIGHTS = "model.safetensors"
@@ -208,13 +207,9 @@ class Encoder:
         """
         different = sorted(set(texts))
         key = hashlib.sha256(json.dumps([self.digest, *different]).encode()).hexdigest()
-        path = places.CACHE_ROOT / "texts" / f"{key}.safetensors"
-        made = _kept(path, (len(different), self.width))
-        if made is None:
-            made = self._computed(different)
-            if len(different) >= _WORTH_KEEPING:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                files.write(path, safetensors.numpy.save({"vectors": made}))
+        compute = partial(self._computed, different)
+        many = len(different) >= _WORTH_KEEPING
+        made = keeping.kept("texts", key, (len(different), self.width), compute) if many else compute()
         place = {text: number for number, text in enumerate(different)}
         return made[[place[text] for text in texts]]
 
@@ -263,15 +258,6 @@ class Encoder:
             inner = functional.gelu(linear(f"{at}intermediate.dense", hidden))
             hidden = norm(f"{at}output.LayerNorm", hidden + linear(f"{at}output.dense", inner))
         return hidden
-
-
-def _kept(path: Path, shape: tuple[int, int]) -> np.ndarray | None:
-    """Vectors of an earlier run; None where there are none that can be read."""
-    try:
-        found = safetensors.numpy.load(files.read(path)).get("vectors")
-    except (OSError, safetensors.SafetensorError):
-        return None
-    return found if found is not None and found.shape == shape and found.dtype == np.float32 else None
 
 
 def words(text: str, lower: bool) -> Iterator[str]:

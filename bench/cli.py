@@ -22,6 +22,7 @@ from bench.commands.comparing import compare, list_runs
 from bench.commands.completion import show_script, typed
 from bench.commands.dashboard import wandb
 from bench.commands.datasets import show_data
+from bench.commands.exporting import export
 from bench.commands.listing import show_names
 from bench.commands.parser import errors, output
 from bench.commands.planning import show_plan
@@ -48,6 +49,7 @@ COMMANDS: dict[str, tuple[Callable[[list[str]], int | None], str]] = {
     "compare": (compare, "show how runs stand beside the leaderboard, or their means over seeds"),
     "report": (report, "write one HTML file of a run or of several"),
     "figures": (draw, "draw the figures of runs anew, or runs together"),
+    "export": (export, "write the predictor of a run on own data as ONNX"),
     "data": (show_data, "show, fetch, check, make or prepare data sets"),
     "record": (record, "keep runs as evidence"),
     "reference": (reference, "make runs of a sampler the reference of their task"),

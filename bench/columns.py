@@ -304,7 +304,28 @@ def remarks(columns: Sequence[Column], target: Column, labels: Sequence[str] | N
     if pairs:
         what = "texts that differ in capitals, blanks or hidden characters alone, and are taken for two"
         found.append(f"{what}: {', '.join(pairs)}")
-    return found
+    numbers = [each for each in (*columns, *([target] if labels is None else [])) if each.is_number]
+    return found + [said for each in numbers for said in _placeholders(each)]
+
+
+_PLACEHOLDERS = frozenset(sign * float("9" * digits) for sign in (1, -1) for digits in range(2, 7))
+
+
+def _placeholders(column: Column) -> list[str]:
+    """A sentence on a number of nines, far off all others, as it stands for a missing one."""
+    values = np.array([value for value in column.values if value is not None], np.float64)
+    for value in sorted(_PLACEHOLDERS & set(values)):
+        others = values[values != value]
+        times = len(values) - len(others)
+        if times < 2 or not len(others):
+            continue
+        low, high = others.min(), others.max()
+        if max(low - value, value - high) > high - low:
+            return [
+                f"warning: {one_line(column.name)} is {value:.0f} in {times} rows, and {low:.4g} to "
+                f"{high:.4g} in all others: where that says that it is missing, leave the cell empty"
+            ]
+    return []
 
 
 def _alike(texts: Iterable[Any]) -> list[str]:

@@ -265,16 +265,25 @@ def sampled_outputs(
         run: `run(weights, inputs)` gives the outputs under stacked weights; None is `forward`.
     """
     run = run or partial(forward, network)
-    chunk = max(1, _CHUNK // sum(p.numel() for p in network.parameters()))
-    counts = [min(chunk, num_samples - done) for done in range(0, num_samples, chunk)]
     is_stack = inputs.device.type == "cpu" and _linear_stack(network, inputs) is not None
     parts = inputs.split(_STACK_BLOCK) if is_stack else blocks(inputs)
     outputs = []
     with torch.no_grad():
-        for count in counts:
-            weights = draw(count, generator)
+        for weights in draws(network, draw, num_samples, generator):
             outputs.append(torch.cat([run(weights, part) for part in parts], 1))
     return torch.cat(outputs)
+
+
+def draws(
+    network: nn.Module,
+    draw: Callable[[int, torch.Generator], Weights],
+    num_samples: int,
+    generator: torch.Generator,
+) -> Iterator[Weights]:
+    """The stacked weights of `sampled_outputs`, a few draws at a time; its arguments."""
+    chunk = max(1, _CHUNK // sum(p.numel() for p in network.parameters()))
+    for done in range(0, num_samples, chunk):
+        yield draw(min(chunk, num_samples - done), generator)
 
 
 def blocks(inputs: Tensor) -> tuple[Tensor, ...]:

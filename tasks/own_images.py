@@ -7,7 +7,8 @@ Protocol: a folder that holds a folder per class, as torchvision's ImageFolder r
 the images are held out, at random. Images are in colour, their shorter side scaled to `size` pixels and the
 middle square cut out, turned as their EXIF data say; what cannot be made 8-bit RGB exactly is refused by
 name; channels are standardised by the training images. One fit per run, without
-augmentation, of three convolutions with 16, 32 and 64 maps and prior N(0, 1), or of a network of one's own.
+augmentation, of three convolutions with 16, 32 and 64 maps and prior N(0, 1), or of a network of one's own;
+where all of it but the last layer is frozen (`--task.freeze`), the fit is to its features, computed once.
 `--seed` moves the fit, `--task.split` the held-out images: runs of several seeds share them, so that `bench
 compare` pairs them.
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +32,7 @@ import pydantic
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from bench import likelihoods, metrics, networks, own_network, priors
 from bench.contract import (
@@ -50,7 +52,8 @@ from bench.contract import (
 from bench.data import array_digest
 from bench.errors import UsageError
 from bench.settings import Code, Count, Whole, settings
-from bench.studies import own, predictive, trying
+from bench.studies import exporting, frozen, own, predictive, trying
+from bench.system import keeping
 from bench.text import one_line
 
 NAMES: dict[str, dict[str, object]] = {"own_images": {}}
@@ -91,6 +94,8 @@ class Encoder(pydantic.BaseModel):
         mean: Of each channel over the training images, on the scale from 0 to 1.
         std: Their standard deviation; 1 of a channel that never changes.
         classes: Names of the folders, in the order of the outputs.
+        features: What the frozen part of the network says of a known input (`bench.studies.frozen`), if the
+            fit was to its features; else None.
     """
 
     model_config = pydantic.ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
@@ -100,6 +105,7 @@ class Encoder(pydantic.BaseModel):
     mean: list[float] = Field(min_length=3, max_length=3)
     std: list[Annotated[float, Field(gt=0)]] = Field(min_length=3, max_length=3)
     classes: list[str] = Field(min_length=2)
+    features: list[float] | None = None
 
     def encode(self, images: Tensor) -> Tensor:
         """Inputs `[B, 3, H, W]` from uint8 images of that shape."""
@@ -160,6 +166,27 @@ def pictures(paths: Sequence[Path], size: int) -> np.ndarray:
     return np.stack(found)
 
 
+_PARTS = frozenset({"train", "training", "test", "testing", "val", "valid", "validation"})
+
+
+def _must_be_classes(folder: Path, names: Sequence[str]) -> None:
+    """Refuses folders that ImageFolder takes for classes, and that are none.
+
+    Raises:
+        UsageError: One line that names them.
+    """
+    if {name.lower() for name in names} <= _PARTS:
+        raise UsageError(
+            f"--task.folder {folder}: {' and '.join(sorted(names))} are parts of a split, and would be taken "
+            "for classes: put a folder of each class in it, with the pictures of all parts"
+        )
+    if hidden := [name for name in names if name.startswith(".") or name == "__MACOSX"]:
+        raise UsageError(
+            f"--task.folder {folder}: {one_line(hidden[0])} holds pictures and would be taken for a class: "
+            "take it out"
+        )
+
+
 class OwnImages(Task):
     """Held-out images of a user's folder."""
 
@@ -193,6 +220,7 @@ class OwnImages(Task):
             found = datasets.ImageFolder(str(folder))
         except (OSError, ValueError) as error:
             raise UsageError(f"--task.folder {folder}: {one_line(error)}") from None
+        _must_be_classes(folder, found.classes)
         labels = np.array(found.targets)
         counts = np.bincount(labels)
         if len(counts) < 2:
@@ -242,8 +270,9 @@ class OwnImages(Task):
         parts = {part: self.own_data(part) for part in ("train", "test")}
         arrays = {f"{part}{i}": array for part, found in parts.items() for i, array in enumerate(found)}
         names = np.frombuffer(json.dumps(self.encoder.classes).encode(), np.uint8)
-        return array_digest(arrays | {"classes": names} | self._own_network()[0])
+        return array_digest(arrays | {"classes": names} | self._own_network[0])
 
+    @cached_property
     def _own_network(self) -> tuple[Arrays, list[str]]:
         """What decides which network one's own is, and sentences on it; it is tried out."""
         name = self.settings.network
@@ -252,38 +281,105 @@ class OwnImages(Task):
         if name is None:
             return {}, []
         inputs = self.encoder.encode(self.own_data("train")[0][:8])
-        return trying.network(self.problem().network, name, inputs, len(self.encoder.classes))
+        return trying.network(self._network(self.encoder), name, inputs, len(self.encoder.classes))
+
+    # ---- the frozen part of a network
+
+    @cached_property
+    def frozen_part(self) -> frozen.Part | str:
+        """The frozen part of the network, to whose features the fit is; or why it is to the images."""
+        if not self.settings.freeze:
+            return "nothing is frozen"
+        inputs = self.encoder.encode(self.own_data("train")[0][:8])
+        return frozen.cut(self._network(self.encoder), inputs)
+
+    @cached_property
+    def _known(self) -> dict[str, Tensor]:
+        """Features of parts of the data that this task has asked for."""
+        return {}
+
+    def _inputs(self, name: str, told: Callable[[int], None] = lambda tenths: None) -> Tensor | Images:
+        """What the fit sees of train or test: the images, or their features `[N, P]`.
+
+        Args:
+            name: Of the part of the data.
+            told: Called with the tenths of the features that are done, if they have to be computed.
+        """
+        (images, _), part, encoder = self.own_data(name), self.frozen_part, self.encoder
+        if isinstance(part, str):
+            return Images(images, torch.zeros(len(images), dtype=torch.long), encoder)
+
+        def batches() -> Iterator[Tensor]:
+            done = -1
+            for start in range(0, len(images), frozen.BATCH):
+                if (tenths := 10 * start // len(images)) > done:
+                    told(done := tenths)
+                yield encoder.encode(images[start : start + frozen.BATCH])
+
+        if name not in self._known:
+            moments = np.array([encoder.mean, encoder.std])
+            key = part.digest({"images": images.numpy(), "moments": moments, **self._own_network[0]})
+            shape = len(images), len(part.witness)
+            found = keeping.kept("features", key, shape, lambda: part(batches()).numpy())
+            self._known[name] = torch.from_numpy(found)
+        return self._known[name]
 
     # ---- protocol
 
-    def problem(self) -> Problem:
-        """The training images."""
-        images, labels = self.own_data("train")
-        return self._posed(Images(images, labels, self.encoder), len(images))
-
-    def _posed(self, train: Images, number: int) -> Problem:
-        given, outputs, size = self.settings, len(train.encoder.classes), train.encoder.size
-        network: NetworkFactory
+    def _network(self, encoder: Encoder) -> NetworkFactory:
+        """Makes the network of images."""
+        given, outputs = self.settings, len(encoder.classes)
         if given.network is None:
-            network = partial(networks.small_cnn, 3, outputs, given.channels)
-        else:
-            network = partial(own_network.network, given.network, (3, size, size), outputs, given.freeze)
-        return Problem(network, likelihoods.Categorical(), priors.normal(0, 1), train, None, number)
+            return partial(networks.small_cnn, 3, outputs, given.channels)
+        shape = (3, encoder.size, encoder.size)
+        return partial(own_network.network, given.network, shape, outputs, given.freeze)
+
+    def problem(self) -> Problem:
+        """The training images, or their features."""
+        images, labels = self.own_data("train")
+        inputs = self._inputs("train")
+        whole = Images(images, labels, self.encoder)
+        return self._posed(
+            whole if isinstance(inputs, Images) else TensorDataset(inputs, labels), self.encoder
+        )
+
+    def _posed(self, train: TensorDataset | Images, encoder: Encoder) -> Problem:
+        network = self._network(encoder)
+        if isinstance(train, TensorDataset):
+            network = partial(frozen.head, network)
+        return Problem(network, likelihoods.Categorical(), priors.normal(0, 1), train, None, encoder.rows)
 
     def loaded(self, directory: Path, restore: Callable[[Problem], Method]) -> Any:
-        """What predicts new images; needs the run alone, and not the folder."""
+        """What predicts new images; needs the run alone, and not the folder.
+
+        Raises:
+            UsageError: If the frozen part of the network is another one now; and as `bench.load`.
+        """
         encoder = own.read_encoder(directory, Encoder)
         black = torch.zeros(1, 3, encoder.size, encoder.size, dtype=torch.uint8)
-        train = Images(black, torch.zeros(1, dtype=torch.long), encoder)
-        return Predictor(restore(self._posed(train, encoder.rows)), encoder)
+        nothing = torch.zeros(1, dtype=torch.long)
+        if encoder.features is None:
+            return Predictor(restore(self._posed(Images(black, nothing, encoder), encoder)), encoder)
+        part = frozen.cut(self._network(encoder), encoder.encode(black.expand(2, -1, -1, -1)))
+        if isinstance(part, str) or not part.is_that_of(encoder.features):
+            raise UsageError(
+                f"{directory}: the frozen part of the network '{self.settings.network}' computes other "
+                "features than the run was fitted to: bring back the files that it is made of"
+            )
+        train = TensorDataset(torch.zeros(1, len(encoder.features)), nothing)
+        return Predictor(restore(self._posed(train, encoder)), encoder, part)
 
     def run(self, engine: Engine) -> Arrays:
         """Predictions on the held-out images."""
+
+        def told(tenths: int) -> None:
+            engine.stage("features of the frozen part", 1 + tenths, 11)
+
+        self._inputs("train", told)
+        held_out = self._inputs("test", told)
         problem = self.problem()
         engine.stage("fit")
         method = engine.fit(problem, Budget(self.settings.epochs, self.settings.batch_size))
-        images = self.own_data("test")[0]
-        held_out = Images(images, torch.zeros(len(images), dtype=torch.long), self.encoder)
         prediction = engine.predict(method, held_out, self.settings.test_samples)
         return {"log_probs": metrics.store(prediction.average())}
 
@@ -305,14 +401,39 @@ class OwnImages(Task):
             f"{given.folder}: {encoder.rows} images trained on, {counts['test'].sum()} held out "
             f"(--task.split {given.split}), the middle square of each scaled to {given.size} x {given.size}",
             f"{len(encoder.classes)} classes, trained on + held out: {classes}",
-            *self._own_network()[1],
+            *self._own_network[1],
+            *self._way(),
             *own.copies(self.own_data("train")[0], self.own_data("test")[0], "images"),
+            *self._of_two_classes(),
             *self._left_out(),
             "next: run further methods and seeds (bench sweep), then bench compare their folder; "
             'bench.load("this directory").predict(["new.jpg"]) predicts new images',
         ]
-        content = json.dumps(encoder.model_dump(), indent=1)
+        kept = encoder.model_dump()
+        if isinstance(self.frozen_part, frozen.Part):
+            kept["features"] = self.frozen_part.witness
+        content = json.dumps(kept, indent=1)
         return {own.ENCODER: content + "\n", "notes.txt": "\n".join(said) + "\n"}
+
+    def _way(self) -> list[str]:
+        """A sentence on how often the frozen part of the network is computed, if one is wished."""
+        if not self.settings.freeze:
+            return []
+        if isinstance(self.frozen_part, str):
+            return [f"the frozen part is computed in every epoch, for {self.frozen_part}"]
+        return [
+            f"the frozen part is computed once for each image: {len(self.frozen_part.witness)} features, kept"
+        ]
+
+    def _of_two_classes(self) -> list[str]:
+        """A sentence on pictures that stand in more than one class, pixel by pixel, if any."""
+        classes: dict[bytes, set[int]] = {}
+        for part in ("train", "test"):
+            for image, label in zip(*self.own_data(part), strict=True):
+                classes.setdefault(image.numpy().tobytes(), set()).add(int(label))
+        twice = sum(len(labels) > 1 for labels in classes.values())
+        said = f"warning: {twice} images stand in more than one class: all but one of their labels are wrong"
+        return [said] if twice else []
 
     def _left_out(self) -> list[str]:
         """A sentence on the files of the folder that are not read, by the endings of their names, if any."""
@@ -349,10 +470,11 @@ class Predictor:
     Attributes:
         method: The fitted method.
         encoder: What was learned from the training images.
+        part: Computes the features to which the method was fitted; None if it was to images.
     """
 
-    def __init__(self, method: Method, encoder: Encoder) -> None:
-        self.method, self.encoder = method, encoder
+    def __init__(self, method: Method, encoder: Encoder, part: frozen.Part | None = None) -> None:
+        self.method, self.encoder, self.part = method, encoder, part
 
     def predict(
         self,
@@ -377,7 +499,31 @@ class Predictor:
         if not paths:
             raise UsageError("there are no images")
         squares = torch.from_numpy(pictures(paths, self.encoder.size))
-        inputs = self.encoder.encode(squares.permute(0, 3, 1, 2))
+        squares = squares.permute(0, 3, 1, 2)
+        if self.part is None:
+            inputs = self.encoder.encode(squares)
+        else:
+            inputs = self.part(self.encoder.encode(batch) for batch in squares.split(frozen.BATCH))
         found = predictive.predicted(self.method, inputs, num_samples, seed, self.encoder)
         assert isinstance(found, predictive.Classes)
         return own.told(found, abstain)
+
+    def export(self, path: str | Path, level: float = 0.9) -> None:
+        """Writes the predictor as ONNX: `predict` under its 50 draws, which are constants of the file.
+
+        It takes pictures `[B, 3, size, size]` in uint8: middle squares, as `picture` cuts and scales them.
+
+        Args:
+            path: Of the file.
+            level: Of intervals, which classes have none of.
+
+        Raises:
+            UsageError: If packages are missing, or it cannot be written so; one line.
+            OutputError: If the file cannot be written.
+        """
+        encoder, part = self.encoder, self.part
+        levels = torch.arange(3 * 3 * encoder.size**2) * 7919 % 256
+        probe = levels.to(torch.uint8).view(3, 3, encoder.size, encoder.size)
+        before = exporting.Pictures(encoder.encode, (lambda x: x) if part is None else (lambda x: part([x])))
+        words = {"inputs": json.dumps(["red", "green", "blue"]), "classes": json.dumps(encoder.classes)}
+        exporting.write(exporting.Told(self.method, encoder, 50, level, before, probe, words), Path(path))

@@ -52,7 +52,7 @@ from bench.encoding import Encoder
 from bench.errors import UsageError
 from bench.predictions import Gaussian
 from bench.settings import Code, Count, Share, Whole, settings
-from bench.studies import conformal, forecasts, normals, own, predictive, trying
+from bench.studies import conformal, exporting, forecasts, normals, own, predictive, trying
 from bench.studies import own_rows as rows_of
 from bench.text import one_line
 
@@ -493,6 +493,37 @@ class Predictor:
         from bench import sklearn  # here, since it stands above the tasks
 
         return sklearn.of_run(self.run, self.method, self.encoder)
+
+    def export(self, path: str | Path, level: float = 0.9) -> None:
+        """Writes the predictor as ONNX: `predict` under its 200 draws, which are constants of the file.
+
+        Of a table of numbers alone it takes rows `[B, columns]` as they are, NaN where one is missing; of any
+        other rows as `encoder.encode_rows` gives them, `[B, D]`. The file's metadata name its inputs.
+
+        Args:
+            path: Of the file.
+            level: Probability inside `low` and `high` of a number.
+
+        Raises:
+            UsageError: If packages are missing, texts are read, or it cannot be written so; one line.
+            OutputError: If the file cannot be written.
+        """
+        columns = self.encoder.columns
+        if any(isinstance(column, encoding.Texts) for column in columns):
+            raise UsageError("texts are read by an encoder of its own, which is not written as ONNX")
+        numbers = [column for column in columns if isinstance(column, encoding.Numbers)]
+        if len(numbers) == len(columns):
+            before: torch.nn.Module = exporting.Numbers(numbers)
+            names = [column.name for column in numbers]
+            rows = [[c.median for c in numbers], [c.median + c.scale[0] for c in numbers]]
+            probe = torch.tensor([*rows, [math.nan] * len(numbers)], dtype=torch.float64)
+        else:
+            before, names = exporting.Encoded(), exporting.names_of(self.encoder)
+            probe = torch.linspace(-1, 1, 3 * len(names), dtype=torch.float64).view(3, -1)
+        target = self.encoder.target
+        words = {"target": target.name, "inputs": json.dumps(names), "classes": json.dumps(target.classes)}
+        told = exporting.Told(self.method, target, 200, level, before, probe, words)
+        exporting.write(told, Path(path))
 
     def _calibration(self, level: float) -> tuple[np.ndarray, np.ndarray]:
         if self.held_out is None:

@@ -162,6 +162,19 @@ def test_texts_that_look_alike_are_noted_as_inputs_and_as_classes(two, tmp_path)
     assert "taken for two" not in make(others).notes()["notes.txt"]
 
 
+def test_numbers_that_stand_for_missing_ones_are_told_as_inputs_and_as_targets(tmp_path):
+    """Negative controls: one alone, one among others of its size, and another number far away."""
+    x = [-999.0 if i % 20 == 3 else i / 7 for i in range(60)]
+    for target, name in (("y", "c"), ("c", "c")):
+        said = make(write(tmp_path / "t.csv", numbers(c=x)), target).notes()["notes.txt"]
+        assert f"warning: {name} is -999 in 3 rows, and 0 to 8.429 in all others: where" in said
+    alone = [-999.0 if i == 3 else i / 7 for i in range(60)]
+    among = [99.0 if i % 20 == 3 else float(i * 3) for i in range(60)]
+    another = [-1000.0 if i % 20 == 3 else i / 7 for i in range(60)]
+    path = write(tmp_path / "t.csv", numbers(c=alone, d=among, e=another))
+    assert "warning" not in make(path).notes()["notes.txt"]
+
+
 def test_an_accent_is_the_same_in_a_new_row_however_it_is_coded(tmp_path):
     """As one character or two; negative control: where the table has both, each is its own."""
     one, two = ALIKE["two accents"]

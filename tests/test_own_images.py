@@ -71,7 +71,20 @@ def one_left(folder):
         path.unlink()
 
 
+def parted(folder):
+    """The folders of classes inside those of parts, as many data sets come."""
+    for part in ("train", "Val"):
+        shutil.copytree(folder / "red", folder / part / "red")
+        shutil.copytree(folder / "blue", folder / part / "blue")
+    for name in ("red", "blue"):
+        shutil.rmtree(folder / name)
+
+
 REFUSED = {
+    "Val and train are parts of a split": parted,
+    r"\.ipynb_checkpoints holds pictures": lambda folder: shutil.copytree(
+        folder / "red", folder / ".ipynb_checkpoints"
+    ),
     "No such file or directory": shutil.rmtree,
     "holds images of one class": lambda folder: shutil.rmtree(folder / "red"),
     "Found no valid file for the classes red": lambda folder: [
@@ -106,6 +119,16 @@ def test_copies_and_files_that_are_not_read_are_told(tmp_path):
     assert 0 < sum(again) <= len(test)
     assert f"{sum(again)} of {len(again)} held-out images have the very inputs" in said
     assert "3 files are not read, for how their names end or where they lie: .heic 2, .txt 1" in said
+
+
+def test_pictures_of_two_classes_are_told(tmp_path):
+    """Counted by hand; negative control: two of one class are not."""
+    folder = write_images(tmp_path / "images")
+    shutil.copy(folder / "red" / "03.png", folder / "red" / "again.png")
+    assert "more than one class" not in make(folder).notes()["notes.txt"]
+    for name in ("04", "05", "06"):
+        shutil.copy(folder / "red" / f"{name}.png", folder / "blue" / f"red{name}.png")
+    assert "warning: 3 images stand in more than one class" in make(folder).notes()["notes.txt"]
 
 
 def test_few_images_or_none_are_refused(tmp_path):

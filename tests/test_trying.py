@@ -226,6 +226,24 @@ def test_networks_that_cannot_be_trained_or_scored_are_refused(said):
     assert "\n" not in str(caught.value)
 
 
+BOUNDED = {
+    "lie between 0 and 1, whatever": ends(nn.Sigmoid()),
+    "lie between -1 and 1, whatever": ends(nn.Tanh()),
+    "are never below 0, whatever": ends(nn.ReLU()),
+    "never below 0": ends(nn.Softplus()),
+}
+
+
+@pytest.mark.parametrize("said", BOUNDED)
+def test_outputs_that_are_bounded_are_told(said):
+    """Negative controls: a last linear layer, small features, logarithms of probabilities, hidden units."""
+    _, sentences = tried(BOUNDED[said])
+    assert said in sentences[-1]
+    assert sentences[-1].startswith("warning: outputs of network own:net")
+    for factory in (Made, lambda: Made(then=lambda s, h: h.relu() / 1000), ends(nn.LogSoftmax(1))):
+        assert len(tried(factory)[1]) == 1
+
+
 @pytest.mark.parametrize(
     "factory",
     [

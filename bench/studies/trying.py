@@ -30,6 +30,9 @@ from bench.spec import Arrays
 _ROWS = 8
 """Inputs, at most, on which a network is tried."""
 _SEEDS = (0, 1, 2)
+_DRAWS = 16
+"""Draws of all weights, from N(0, 1) and from N(0, 30^2), under which outputs are looked at: those that may
+have either sign keep one throughout in less than 2^-16 of networks."""
 _FEW = 4
 """Tensors that are told by their names: which layer is the last is decided by the order of attributes."""
 _MOVED = 0.1
@@ -59,7 +62,7 @@ def network(
             or it raises an error; one line.
     """
     with _global_state(), own_network.told(name), torch.no_grad():
-        copies = [_made(make, seed) for seed in _SEEDS]
+        copies = fresh(make)
         inputs = inputs[:_ROWS]
         _is_a_function(copies[0], name, inputs, outputs)
         _is_the_same_in_every_call(copies[0], name, inputs)
@@ -69,7 +72,14 @@ def network(
         _reads_its_weights(copies[0], name, inputs)
         _gives_no_probabilities(copies[0], name, inputs)
         _lets_gradients_through(copies[0], name, inputs)
-    return _content(name, pretrained), [_sentence(copies[0], name)]
+        said = [_sentence(copies[0], name), *_bounds(copies[1], name, inputs)]
+    return _content(name, pretrained), said
+
+
+def fresh(make: Callable[[], nn.Module]) -> list[nn.Module]:
+    """Fresh networks, each under another seed; all global generators stay as they are."""
+    with _global_state():
+        return [_made(make, seed) for seed in _SEEDS]
 
 
 def _sentence(made: nn.Module, name: str) -> str:
@@ -222,6 +232,26 @@ def _gives_no_probabilities(made: nn.Module, name: str, inputs: Tensor) -> None:
             f"--task.network {name}: gives probabilities (outputs of 0 or more that add up to 1): what is "
             "wanted are logits, so leave its last softmax out"
         )
+
+
+def _bounds(made: nn.Module, name: str, inputs: Tensor) -> list[str]:
+    """A sentence on outputs that no weights bring out of some bounds, if so; the weights are drawn anew."""
+    generator, outputs = torch.Generator().manual_seed(0), []
+    for size in (1, 30):
+        for _ in range(_DRAWS):
+            for weight in made.parameters():
+                weight.copy_(size * torch.randn(weight.shape, generator=generator))
+            outputs.append(made(inputs))
+    every = torch.cat(outputs)
+    if not every.isfinite().all():
+        return []
+    wanted = "logits, and numbers, which are standardised, have none: leave its last activation out"
+    if 0.999 <= every.abs().max() <= 1:
+        low = 0 if every.min() >= 0 else -1
+        return [f"warning: outputs of network {name} lie between {low} and 1, whatever its weights; {wanted}"]
+    if (every.amin(0) >= 0).any():
+        return [f"warning: outputs of network {name} are never below 0, whatever its weights; {wanted}"]
+    return []
 
 
 def _lets_gradients_through(made: nn.Module, name: str, inputs: Tensor) -> None:
