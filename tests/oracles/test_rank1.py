@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.testing import assert_close
 
 from bench import likelihoods, priors
-from bench.contract import Batch, Problem
+from bench.contract import JOINT, Batch, Problem
 from bench.divergence import log_prob
 from bench.errors import UsageError
 from bench.methods.rank1 import Rank1, Settings
@@ -111,6 +111,19 @@ def test_loss_is_the_mean_over_components_and_draws(problem):
     assert_close(nll, torch.stack(nlls).mean(), rtol=1e-9, atol=1e-9)
     expected = method.divergence() - torch.stack(log_priors).mean()
     assert_close(prior_term, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_a_prior_over_all_weights_at_once():
+    """Couples tensors: the mean over components of its log density at W and each component's own."""
+    problem = problems.mlp()
+
+    def joint(parameters):
+        ones = torch.ones(sum(p.numel() for p in parameters.values())).double()
+        return {JOINT: priors.normal_tensor(0.1 * ones, 0.8 * ones)}
+
+    a, b = method_of(problem), method_of(replace(problem, prior=joint))
+    noise = a.draw_noise(1, torch.Generator())
+    assert_close(a.loss_terms(batch_of(problem), noise), b.loss_terms(batch_of(problem), noise))
 
 
 def slope_problem():
