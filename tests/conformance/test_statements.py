@@ -24,6 +24,7 @@ from bench.methods.ivon import IVON
 from bench.methods.laplace import Laplace
 from bench.methods.linear import Linear
 from bench.methods.map import MAP
+from bench.methods.mclmc import MCLMC
 from bench.methods.mfvi import MFVI
 from bench.methods.radial import Radial
 from bench.methods.sghmc import SGHMC
@@ -220,6 +221,13 @@ class PriorTwice(Linear):
         return {name: normal_tensor(p.mean, p.stddev / 2**0.5) for name, p in squared}
 
 
+class AtTemperatureTwo(MCLMC):
+    """Moves on half the energy."""
+
+    def energy(self, batch, positions):
+        return super().energy(batch, positions) / 2
+
+
 class Warm(Langevin):
     """Draws at temperature 2."""
 
@@ -246,6 +254,7 @@ FAULTS = {
     Uncorrelated: "mean of z. z. is",
     TwiceTheNoise: "mean of z",
     PriorTwice: "mean of z. is",
+    AtTemperatureTwo: r"mean of z. z. is [12]\.",
     Warm: "mean of z. z. is [12]",
 }
 """Methods with a fault, each with what the law of its statement says of it."""
