@@ -298,17 +298,12 @@ def test_a_finalist_that_another_seed_loses_comes_after_those_that_none_does():
 
 
 def test_a_choice_at_the_edge_of_its_range_is_told(call, monkeypatch):
-    """The best rate, 0.01, is the low end here; inside a wide range nothing is told."""
-    monkeypatch.setattr(tunables, "SEARCH", {"learning_rate": (1e-2, 1.0, "log")})
-    result = search(12)
-    near = math.log(result.chosen["learning_rate"] / 1e-2) / math.log(100)
-    assert tune.at_edge(result) == ({"learning_rate": "low"} if near <= tune.EDGE else {})
-    for value, end in ((1e-2, "low"), (1.0, "high"), (0.1, None)):
-        moved = result.model_copy(update={"chosen": {**result.chosen, "learning_rate": value}})
-        assert tune.at_edge(moved) == ({"learning_rate": end} if end else {})
-    monkeypatch.setattr(tune, "EDGE", 0.5)  # now the best of two is at an edge for sure
-    err = call("tune", METHOD, TASK, "--budget", 12, "--force")[2]
-    assert f"note: learning_rate {result.chosen['learning_rate']} is at the low end of its range" in err
+    """The best of five rates is the smallest of them, and then not."""
+    monkeypatch.setattr(tunables, "SEARCH", {"learning_rate": [0.01, 0.1, 0.3, 0.6, 0.9]})
+    err = call("tune", METHOD, TASK, "--budget", 12)[2]
+    assert "note: learning_rate 0.01 is at the low end of its range" in err
+    monkeypatch.setattr(tunables, "SEARCH", {"learning_rate": [0.001, 0.01, 0.3, 0.6, 0.9]})
+    assert "of its range" not in call("tune", METHOD, TASK, "--budget", 12, "--force")[2]
 
 
 def test_trouble_counts_as_tried_and_is_never_chosen(monkeypatch):

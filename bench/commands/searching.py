@@ -324,7 +324,8 @@ def tune(arguments: list[str]) -> None:
     registry.refuse_unknown(chosen.METHOD, chosen.TASK)
 
     from bench.runs.progress import shown
-    from bench.sweep.tune import OTHERWISE, Sampler, at_edge, criterion_of, result_path, unequal_budgets
+    from bench.sweep.edges import edges
+    from bench.sweep.tune import OTHERWISE, Sampler, criterion_of, result_path, unequal_budgets
     from bench.sweep.tune import tune as search
 
     registry.import_own(chosen.METHOD, chosen.TASK)
@@ -350,7 +351,7 @@ def tune(arguments: list[str]) -> None:
         errors.print("a smoke search proves the pipe and measures nothing: no result is written")
     else:
         path = result_path(plan, to)
-        for name, end in at_edge(result).items():
+        for name, end in edges(result).items():
             errors.print(
                 f"bench: note: {name} {result.chosen[name]} is at the {end} end of its range: the best may "
                 f"lie outside; widen it in SEARCH of {result.method}",

@@ -49,8 +49,6 @@ FINALISTS = 3
 """Configurations, the best by the search's seed, that are run with further seeds."""
 SEEDS = 3
 """Seeds that a finalist is run with, that of the search among them."""
-EDGE = 0.05
-"""Share of a range, at either end, in which a chosen value is at the edge of its search."""
 OTHERWISE = resolution.TUNED.parent / "tuned_otherwise"
 """Where the results of searches lie that chose by another criterion than their task's."""
 
@@ -244,7 +242,7 @@ def tune(
     sampler = sampler or Sampler()
     first = budget if sampler.name == "random" else min(budget, _tpe().STARTUP)
     with resolution.untuned():
-        search = _search(plan, first, criterion or criterion_of(plan.task))
+        search = _search(plan, first, criterion)
         path = result_path(plan, to)
         if plan.preset != "smoke" and path.exists() and not plan.force:
             _must_extend(path, budget, plan.seed, search.described, sampler)
@@ -329,7 +327,7 @@ class _Search:
     cells: list[Plan]
 
 
-def _search(plan: Plan, budget: int, criterion: str) -> _Search:
+def _search(plan: Plan, budget: int, criterion: str | None) -> _Search:
     """The configurations of a budget.
 
     Raises:
@@ -338,6 +336,7 @@ def _search(plan: Plan, budget: int, criterion: str) -> _Search:
     registry.import_own(
         plan.method, plan.task
     )  # as `resolve` does: the plan's names are those that were typed
+    criterion = criterion or criterion_of(plan.task)
     on_validation = criterion == "validation"
     tuned_with = registry.task(plan.task).cls.tuned_with if on_validation else {}
     if plan.method_settings or (plan.task_settings and not _is_own(plan)) or plan.members is not None:
@@ -543,21 +542,3 @@ def _best(tried: list[Configuration], higher_is_better: bool) -> Configuration |
         return len(values) - len(given), -mean if higher_is_better else mean, finalist.number
 
     return min(_finalists(tried, higher_is_better), key=rank, default=None)
-
-
-def at_edge(result: Tuning) -> dict[str, str]:
-    """Settings chosen in the outer twentieth of their range: name -> the end that they are at.
-
-    The best of such a setting may lie outside: its range in the method's `SEARCH` is to be widened.
-    """
-    found = {}
-    for name, range_ in result.search.items():
-        value = result.chosen[name]
-        if "choices" in range_ or not isinstance(value, int | float):
-            continue
-        scale = math.log if range_["scale"] == "log" else float
-        low, high = scale(range_["low"]), scale(range_["high"])
-        share = (scale(value) - low) / (high - low) if value > 0 or range_["scale"] == "linear" else 0.0
-        if share <= EDGE or share >= 1 - EDGE:
-            found[name] = "low" if share <= EDGE else "high"
-    return found
