@@ -507,7 +507,11 @@ def test_result_holds_all_that_was_tried_and_where():
         "learning_rate": {"low": 1e-4, "high": 1.0, "scale": "log"},
         "size": {"low": 1, "high": 9, "scale": "linear"},
     }
-    assert content["criterion"] == {"metric": "closeness", "higher_is_better": False}
+    assert content["criterion"] == {
+        "metric": "closeness",
+        "higher_is_better": False,
+        "on": "validation",
+    }
     assert [c["number"] for c in content["configurations"]] == [0, 1, 2, 3]
     assert content["chosen"].keys() == {"learning_rate", "size", "optimizer", "trouble"}
     assert content["provenance"]["source_hash"] == "one"
