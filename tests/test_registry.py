@@ -198,10 +198,10 @@ def test_names_of_methods_and_tasks_do_not_collide():
 def test_a_run_has_the_name_that_fixes_most_of_its_settings(typed, settings, members, identity):
     """However it was typed, with the settings that were typed; this task has presets of both laplaces."""
     values = {"method_settings": settings, "members": members}
-    chosen = resolve(Plan(method=typed, task="fidelity_digits", **values))
+    chosen = resolve(Plan(method=typed, task="fidelity_iris", **values))
     assert chosen.method_identity == identity
     assert asdict(chosen.method_settings).items() >= settings.items()
-    assert chosen.tuning == resolved(chosen.method.name, "fidelity_digits").tuning
+    assert chosen.tuning == resolved(chosen.method.name, "fidelity_iris").tuning
 
 
 # ---- presets
