@@ -487,6 +487,8 @@ def test_no_file_names_a_place_outside_the_project():
         for text in [path.read_bytes()]
         for word in outside
         if word.encode() in text
+        # CI fills its folder of data from beside the checkout, where they are.
+        and (path, word) != (MAIN / ".ci" / "run", outside[0])
     ]
     assert not found
 

@@ -263,8 +263,6 @@ def tune(
         finals = _finals(plan, search, outcomes)
         titles = [f"run {n} of {len(finals)} of the best, seed {c.seed}" for n, c in enumerate(finals, 1)]
         last = made(finals, titles)
-    if any(_is_of_another_source(o.record, now) for o in [*outcomes, *last] if o.record):
-        raise UsageError("the source changed during the search; --force runs what is of another source again")
     result = _chosen(plan, search, outcomes, last, now, sampler)
     if plan.preset != "smoke":
         write(path, (result.model_dump_json(indent=2) + "\n").encode())
@@ -449,7 +447,9 @@ def _chosen(
     now: records.Provenance,
     sampler: Sampler,
 ) -> Tuning:
-    """The result of a search; raises BenchError if no configuration gave the criterion."""
+    """The result of a search; raises BenchError if no configuration gave the criterion, or sources differ."""
+    if any(_is_of_another_source(o.record, now) for o in [*outcomes, *last] if o.record):
+        raise UsageError("the source changed during the search; --force runs what is of another source again")
     criterion, budget = search.criterion, len(outcomes)
     tried = _tried(search, outcomes, last)
     best = _best(tried, criterion.higher_is_better)
