@@ -205,6 +205,8 @@ def base_of(kind: str) -> type:
 def nearest(name: str, among: list[str]) -> str:
     """' Did you mean ...?' with the nearest names, or what there is to choose from."""
     known = {each.casefold(): each for each in among}
+    if (same := known.get(name.casefold())) is not None:  # written in other letters
+        return f"did you mean {same}?"
     close = [known[each] for each in difflib.get_close_matches(name.casefold(), known, n=3, cutoff=0.5)]
     return f"did you mean {' or '.join(close)}?" if close else f"choose from {', '.join(among)}"
 
