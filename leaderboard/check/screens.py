@@ -383,6 +383,8 @@ def _classified(arrays: Arrays) -> Iterator[tuple[np.ndarray, np.ndarray, np.nda
         if f"{model}log_probs" not in arrays or f"{model}labels" not in arrays:
             continue
         labels = arrays[f"{model}labels"].astype(int)
+        if labels.ndim > 1:  # several labels of an input, drawn from a known law: no prediction is right
+            continue
         log_probs = arrays[f"{model}log_probs"].astype(np.float32)
         information = arrays.get("information" if not model else f"{model}scores")
         if log_probs.ndim == 2:
