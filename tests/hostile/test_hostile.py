@@ -333,6 +333,7 @@ def test_all_that_is_no_prediction_is_ours(name, monkeypatch):
     own = truth.listed()[name, task.spec.version].keys() - {"@data"}
     assert own <= arrays.keys()
     said = {"mean", "variance", "draws", "predicted", "deviation", "information", "foreign_information"}
+    said |= {"moved_parts"}  # of a posterior, where the world was moved
     free = {a for a in arrays.keys() - own - said if not a.endswith(("log_probs", "_scores"))}
     assert not free
 
