@@ -1,88 +1,17 @@
-"""The oracle tasks: the ideal posterior has no error, cheats are told, three fits of every world are posed.
+"""Both oracle tasks: the ideal posterior has no error, cheats are told, three fits of every world are posed.
 
 False alarms: seeds are fixed, and the ideal predictor's 800 draws miss the truth by what their number says;
 the bounds are five times that.
 """
 
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
+from ideal import CASES, DRAWS, each, of_run
 from toys import Recorder
 
-from bench import likelihoods, metrics, predictions
+from bench import predictions
 from bench.studies import joint, oracle, oracle_classes
-from bench.tasks import oracle_classification, oracle_regression
-from bench.tasks.oracle_classification import OracleClassification
-from bench.tasks.oracle_regression import OracleRegression
-
-DRAWS = 800
-
-
-def numbers(**values):
-    """The task of numbers, with one world."""
-    return OracleRegression(oracle_regression.Settings(**{"worlds": 1, **values}))
-
-
-def classes(**values):
-    """The task of classes, with one small world."""
-    return OracleClassification(oracle_classification.Settings(**{"worlds": 1, "num_train": 24, **values}))
-
-
-def of_run(task, arrays):
-    """All arrays of a run that left these."""
-    return arrays | task.given() | task.targets()
-
-
-@cache
-def ideal_numbers():
-    """What the ideal posterior would leave: draws of the function, and the noise as it is."""
-    task = numbers()
-    w, size = task.truth, oracle.TRAIN
-    tested, g = slice(size + oracle.VAL, None), np.random.default_rng(0)
-    known = oracle.regression(
-        oracle.DIABETES, w.inputs[:size], w.sigma[:size], w.targets[0, 0, :size], w.inputs[tested]
-    )
-    mean = g.multivariate_normal(known.mean, known.covariance, DRAWS)[None]
-    variance = w.sigma[tested] ** 2
-    moved = np.stack([np.stack([w.variance[1], 4 * variance]), np.stack([w.variance[2], variance])])
-    return {
-        "mean": mean.astype(np.float16),
-        "variance": variance[None, None].astype(np.float16),
-        "moved_parts": moved[:, :, None].astype(np.float32),
-    }
-
-
-@cache
-def ideal_classes():
-    """What the ideal posterior would leave: draws of an independent run of the sampler."""
-    task = classes()
-    parts, kept = [], None
-    for k, condition in enumerate(oracle.CONDITIONS):
-        rows = oracle.fewer(24) if condition == "fewer" else 24
-        drawn = oracle_classes.sample(
-            oracle.DIGITS,
-            task.truth.inputs[:rows],
-            task.truth.labels[int(condition == "noisier"), 0, :rows],
-            task.truth.inputs[24 + oracle_classes.VAL :],
-            oracle_classes.flipped(condition),
-            DRAWS,
-            seed=77 + k,
-        )
-        log_probs = oracle_classes.log_probs(drawn.latent, oracle_classes.flipped(condition))
-        if kept is None:
-            kept = log_probs
-        else:
-            parts.append(oracle_classification.parts_of(log_probs))
-    return {
-        "log_probs": metrics.store(torch.from_numpy(kept))[None],
-        "moved_parts": np.stack(parts)[:, :, None].astype(np.float32),
-    }
-
-
-CASES = {"numbers": (numbers, ideal_numbers), "classes": (classes, ideal_classes)}
-each = pytest.mark.parametrize("kind", CASES)
 
 
 @each
@@ -143,41 +72,6 @@ def test_draws_shuffled_over_inputs_keep_the_marginals_and_lose_the_joint(kind):
     assert cheat["log_likelihood"] == pytest.approx(right["log_likelihood"], abs=1e-6)
     assert cheat["joint_log_loss"] > right["joint_log_loss"]
     assert cheat["epistemic_error"] == pytest.approx(right["epistemic_error"], abs=1e-6)
-
-
-def test_losses_of_known_normals():
-    """Who says the true law has no excess; the divergence of two normals of one mean is known."""
-    task = numbers()
-    targets = task.targets()
-    noise = targets["noise"].astype(np.float64)
-    arrays = {
-        "mean": targets["function"][:, None].astype(np.float64),
-        "variance": noise[None, None] ** 2,
-        "moved_parts": np.zeros((2, 2, 1, 100)),
-    }
-    scores = task.score(of_run(task, arrays))
-    assert scores["excess_risk"] == pytest.approx(0, abs=1e-9)
-    assert scores["excess_log_loss"] == pytest.approx(0, abs=1e-9)
-    wide = task.score(of_run(task, arrays | {"variance": 4 * noise[None, None] ** 2}))
-    assert wide["excess_log_loss"] == pytest.approx(np.log(2) + 1 / 8 - 1 / 2, abs=1e-6)
-    moved = task.score(of_run(task, arrays | {"mean": arrays["mean"] + noise}))
-    assert moved["excess_log_loss"] == pytest.approx(0.5, abs=1e-6)
-    assert moved["excess_risk"] == pytest.approx((noise**2).mean())
-
-
-def test_losses_of_known_classes():
-    task = classes()
-    targets = task.targets()
-    true = targets["true_log_probs"].astype(np.float64)
-    arrays = {"log_probs": true[:, None], "moved_parts": np.zeros((2, 2, 1, 100))}
-    scores = task.score(of_run(task, arrays))
-    assert scores["excess_risk"] == pytest.approx(0, abs=1e-9)
-    assert scores["excess_log_loss"] == pytest.approx(0, abs=1e-9)
-    uniform = task.score(of_run(task, arrays | {"log_probs": np.full_like(true[:, None], -np.log(4))}))
-    entropy = -(np.exp(true) * true).sum(-1).mean()
-    assert uniform["excess_log_loss"] == pytest.approx(np.log(4) - entropy, abs=1e-6)
-    assert uniform["joint_log_loss"] == pytest.approx(10 * np.log(4))
-    assert uniform["log_likelihood"] == pytest.approx(-np.log(4))
 
 
 @each
@@ -251,18 +145,3 @@ def test_three_fits_of_every_world_are_posed(kind, times):
     everything = of_run(task, arrays)
     assert sum(array.nbytes for array in everything.values()) < 2**18
     assert task.score(everything).keys() == task.spec.metrics.keys()
-
-
-def test_problems_are_as_the_docstrings_say():
-    problem = numbers().problem()
-    assert isinstance(problem.likelihood, likelihoods.Heteroscedastic)
-    assert problem.prior({"w": torch.zeros(2)})["w"].base_dist.scale == pytest.approx(0.3)
-    assert problem.network()(problem.train.tensors[0]).shape == (oracle.TRAIN, 2)
-    problem = classes().problem()
-    assert isinstance(problem.likelihood, likelihoods.Categorical)
-    assert problem.network()(problem.train.tensors[0]).shape == (24, 4)
-
-
-def test_other_worlds_have_other_data():
-    assert len({numbers(world=w).data_digest() for w in (0, 1)}) == 2
-    assert numbers(world=1).data_digest() == numbers(world=1).data_digest()
