@@ -166,7 +166,7 @@ def test_the_index_has_every_flag_of_a_run(cache):
 
 LINES = {
     "bench r": {"run", "runs", "record", "reference", "report", "round"},
-    "bench run ma": {"map", "matrix_normal_vi"},
+    "bench run ma": {"map", "masksembles", "matrix_normal_vi"},
     "bench tune --budget 3 map split_digits_m": {"split_digits_multi_head"},
     "bench run map split_digits --preset s": {"smoke", "standard"},
     "bench run --preset smoke map split_digits --method.": {"--method.learning_rate", "--method.optimizer"},
@@ -212,7 +212,7 @@ def test_bash_completes_by_the_script(cache, tmp_path):
     done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
     lines = done.stdout.splitlines()
     assert lines[0].endswith("-F _python_argcomplete bench"), done.stderr
-    assert lines[1].split() == ["map", "matrix_normal_vi"]
+    assert lines[1].split() == ["map", "masksembles", "matrix_normal_vi"]
 
 
 # ---- what reading finished runs does not need
