@@ -2,7 +2,6 @@
 
 import sys
 from math import log10
-from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -88,7 +87,7 @@ def search(tmp_path, monkeypatch):
     return search
 
 
-def test_search_begins_as_the_random_one_and_goes_on_where_it_was(search):
+def test_search_begins_as_the_random_one_and_goes_on_where_it_was(search, tmp_path):
     found = search(6)
     assert (found.budget, found.sampler.name, found.sampler.round) == (6, "tpe", 2)
     random = [tune.draw(tunables.SEARCH, 0, n) for n in range(1, 6)]
@@ -96,7 +95,7 @@ def test_search_begins_as_the_random_one_and_goes_on_where_it_was(search):
     assert settings[:2] == random[:2]
     assert settings[2:] != random[2:]
     assert [c.settings for c in search(8).configurations[:6]] == [c.settings for c in found.configurations]
-    begun = list(Path("runs/tuning").rglob("standard-seed0/record.json"))
+    begun = list((tmp_path / "runs" / "tuning").rglob("standard-seed0/record.json"))
     assert len(begun) == 8  # beside the further seeds of the best
     with pytest.raises(UsageError, match="does not extend it"):
         search(8, "random")
