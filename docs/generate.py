@@ -37,7 +37,7 @@ from parts.evidence import ROOT
 from bench import figures
 from bench.runs import measures
 
-DRAWING = (active, continual, fidelity, geometry, mixtures, oracle, results, retinopathy, singular, training)
+DRAWING = (active, continual, fidelity, geometry, mixtures, results, retinopathy, singular, training)
 PARTS = {
     name: part
     for module in (*DRAWING, expectations, findings, methods, mutants, uci)

@@ -1,17 +1,13 @@
-"""Worlds of a known law: scores of every method, estimates against the truth."""
+"""Worlds of a known law: scores of every method."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from parts.evidence import Drawing, Part, by_seed, finished, footer, groups, metric, or_none
+from parts.evidence import Part, groups, metric, or_none
 
 SHOWN = (
     *("joint_log_loss", "log_likelihood", "excess_log_loss", "epistemic_error", "epistemic_correlation"),
     *("aleatoric_error", "aleatoric_correlation", "noise_leak", "data_leak"),
 )
-DRAWN = ("map", "mfvi", "laplace")
-"""Methods whose estimates the page shows."""
 
 
 def _scores(task: str) -> str:
@@ -26,16 +22,6 @@ def _scores(task: str) -> str:
         rows[mean, method] = [f"`{method}`", str(len(group)), *cells]
     names = [name.replace("_", " ") for name in SHOWN]
     return or_none(["method", "seeds", *names], [row for _, row in sorted(rows.items())])
-
-
-def drawn() -> Iterator[Drawing]:
-    """Estimates against the truth, in worlds of classes."""
-    for method in DRAWN:
-        found = by_seed("oracle_classification", method)
-        if found:
-            run = finished(found[min(found)][0])
-            chart = run.task.figures(run.arrays)["parts"]
-            yield {f"oracle_classification-{method}": chart}, footer([run])
 
 
 PARTS: dict[str, Part] = {
