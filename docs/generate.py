@@ -25,7 +25,6 @@ from parts import (
     methods,
     mixtures,
     mutants,
-    oracle,
     results,
     retinopathy,
     singular,
