@@ -25,6 +25,7 @@ from parts import (
     methods,
     mixtures,
     mutants,
+    oracle,
     results,
     retinopathy,
     singular,
@@ -39,7 +40,7 @@ from bench.runs import measures
 DRAWING = (active, continual, fidelity, geometry, mixtures, results, retinopathy, singular, training)
 PARTS = {
     name: part
-    for module in (*DRAWING, expectations, findings, methods, mutants, uci)
+    for module in (*DRAWING, expectations, findings, methods, mutants, oracle, uci)
     for name, part in module.PARTS.items()
 }
 
