@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.contract import JOINT, WeightDistribution
-from bench.divergence import log_prob
+from bench.divergence import log_prob, tensor_log_prob
 
 
 def is_matrix(module: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
@@ -30,4 +30,4 @@ def log_prior(prior: WeightDistribution, weights: Mapping[str, Tensor], count: i
     """
     if JOINT in prior:
         return log_prob(prior, {name: w.expand(count, *w.shape[1:]) for name, w in weights.items()}).mean()
-    return torch.stack([p.log_prob(weights[name]).mean() for name, p in prior.items()]).sum()
+    return torch.stack([tensor_log_prob(p, weights[name]).mean() for name, p in prior.items()]).sum()
