@@ -14,7 +14,7 @@ from torch.distributions import (
 )
 from torch.testing import assert_close
 
-from bench.divergence import cross_entropy, divergence, location_scale_divergence, tensor_log_prob
+from bench.divergence import cross_entropy, divergence, location_scale_divergence, log_prob
 from bench.methods.full_cov_vi import FullNormal
 from bench.methods.matrix_normal_vi import MatrixNormal
 from bench.methods.radial import RadialNormal
@@ -172,11 +172,13 @@ def test_log_density_of_normals_is_torchs(kind, shape):
     p = normal_tensor(loc, scale)
     draws.requires_grad_()
     for ours, theirs in zip(
-        derivatives(tensor_log_prob(p, draws), draws), derivatives(p.log_prob(draws), draws), strict=True
+        derivatives(log_prob({"w": p}, {"w": draws}), draws),
+        derivatives(p.log_prob(draws), draws),
+        strict=True,
     ):
         assert_close(ours, theirs)
     if scale.requires_grad:
-        (slope,) = torch.autograd.grad(tensor_log_prob(p, draws).sum(), scale)
+        (slope,) = torch.autograd.grad(log_prob({"w": p}, {"w": draws}).sum(), scale)
         assert slope.abs().min() > 0
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.contract import JOINT, WeightDistribution
-from bench.divergence import log_prob, tensor_log_prob
+from bench.divergence import log_prob
 
 
 def is_matrix(module: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
@@ -30,4 +30,6 @@ def log_prior(prior: WeightDistribution, weights: Mapping[str, Tensor], count: i
     """
     if JOINT in prior:
         return log_prob(prior, {name: w.expand(count, *w.shape[1:]) for name, w in weights.items()}).mean()
-    return torch.stack([tensor_log_prob(p, weights[name]).mean() for name, p in prior.items()]).sum()
+    sizes = {len(w) for w in weights.values()}
+    parts = [{name: p for name, p in prior.items() if len(weights[name]) == size} for size in sizes]
+    return torch.stack([log_prob(part, weights).mean() for part in parts]).sum()
