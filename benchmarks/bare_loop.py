@@ -28,12 +28,15 @@ from torch.nn import functional
 
 from bench import corruptions, randomness
 from bench.batches import batches
-from bench.runs import registry
+from bench.runs import registry, resolution
 from bench.settings import build
 from bench.studies.pictures import normalised
 
-LEARNING_RATE = 1e-3
-"""That of `map`."""
+
+def rate_of_map(task: registry.Entry) -> float:
+    """That of `map` under its preset for the task."""
+    values = resolution.preset_values(registry.method("map"), task, "standard")[0]
+    return float(values.get("learning_rate", 1e-3))
 
 
 def drawn_by_map(task: Any, seed: int) -> tuple[nn.Module, Iterator[Tensor]]:
@@ -79,8 +82,8 @@ def nudged(task: Any, seed: int) -> tuple[nn.Module, Iterator[Tensor]]:
 DRAWS = {"map": drawn_by_map, "fused": drawn_by_map, "nudged": nudged, "torch": drawn_by_torch}
 
 
-def fit(task: Any, draws: str, seed: int) -> nn.Module:
-    """A network fitted to the training images of a task of `tasks/shift.py`.
+def fit(task: Any, draws: str, seed: int, rate: float = 1e-3) -> nn.Module:
+    """A network fitted to the training images of a task of `tasks/shift.py`, in steps of a rate.
 
     With the draws `fused` Adam is the one kernel that `map` takes, so that on one processor the two have the
     same numbers to the last bit; with all others it is torch's default, the same formula in other roundings.
@@ -88,7 +91,7 @@ def fit(task: Any, draws: str, seed: int) -> nn.Module:
     network, order = DRAWS[draws](task, seed)
     network = network.to(memory_format=torch.channels_last)
     inputs, labels = task.examples("train").tensors
-    optimizer = torch.optim.Adam(network.parameters(), LEARNING_RATE, fused=draws == "fused")
+    optimizer = torch.optim.Adam(network.parameters(), rate, fused=draws == "fused")
     for rows in order:
         squares = sum(weight.square().sum() for weight in network.parameters())
         loss = functional.cross_entropy(network(inputs[rows]), labels[rows]) + squares / (2 * len(labels))
@@ -144,7 +147,8 @@ def main() -> None:
     task = entry.cls(build(entry.cls.settings_class, entry.fixed, "task"), options.data_dir)
     found: list[dict[str, Any]] = []
     for seed in range(options.seeds):
-        found.append({"seed": seed, "device": processor()} | scores(task, fit(task, options.draws, seed)))
+        network = fit(task, options.draws, seed, rate_of_map(entry))
+        found.append({"seed": seed, "device": processor()} | scores(task, network))
         if options.json:
             keep(options.json, options.task, options.draws, found[-1])
     print_table(found)

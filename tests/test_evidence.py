@@ -607,27 +607,36 @@ def shifted(method, task="shift_digits", seeds=5):
     return [read_record(directory_of(task, method, seed)).metrics for seed in range(seeds)]
 
 
-def test_four_of_twenty_four_methods_lose_less_under_shift_than_a_plain_network():
+def test_no_method_is_known_to_lose_less_under_shift_than_a_tuned_plain_network():
     plain, better, worse = shifted("map"), set(), set()
     for method in set(SHIFTED) - {"map"}:
         pairs = zip(plain, shifted(method), strict=True)
         low, high = interval([first["nll"] - second["nll"] for first, second in pairs])
         better |= {method} if low > 0 else set()
         worse |= {method} if high < 0 else set()
-    assert len(SHIFTED) == 24
-    assert better == {"svgd", "deep_ensemble", "radial_ensemble", "vbll"}
-    assert len(worse) == 16
+    assert len(SHIFTED) == 25
+    assert better == set()
+    assert len(worse) == 15
+    more = [
+        method
+        for method in set(SHIFTED) - {"map"}
+        if interval([b["accuracy"] - a["accuracy"] for a, b in zip(plain, shifted(method), strict=True)])[0]
+        > 0
+    ]
+    assert more == ["deep_ensemble"]
+    assert round(np.mean([metrics["nll"] for metrics in plain]), 3) == 0.300
 
 
 def test_what_is_fitted_on_held_out_digits_does_not_hold_for_those_of_the_test():
     runs = [metrics for method in SHIFTED for metrics in shifted(method)]
     sharper = [m for m in runs if m["temperature"] is not None and m["temperature"] < 1]
-    assert len(sharper) == 74
-    assert sum(m["nll_clean_scaled"] > m["nll_clean"] for m in sharper) == 48
-    assert sum(m["nll_scaled"] > m["nll"] for m in sharper) == 59
+    assert sum(m["temperature"] is not None for m in runs) == 81
+    assert len(sharper) == 75
+    assert sum(m["nll_clean_scaled"] > m["nll_clean"] for m in sharper) == 57
+    assert sum(m["nll_scaled"] > m["nll"] for m in sharper) == 67
     covered = [np.mean([m["conformal_coverage_clean"] for m in shifted(method)]) for method in SHIFTED]
     assert 0.77 < min(covered) < 0.79
-    assert 0.90 < max(covered) < 0.92
+    assert 0.86 < max(covered) < 0.88
 
 
 def test_brightness_alone_finds_noise_and_no_shuffled_image():
@@ -652,7 +661,7 @@ def test_of_the_four_that_lead_on_digits_two_are_known_to_lead_on_fashion_mnist(
         low, high = interval([first["nll"] - second["nll"] for first, second in pairs])
         better |= {method} if low > 0 else set()
         worse |= {method} if high < 0 else set()
-    assert set(CLOTHES) == set(SHIFTED)
+    assert set(CLOTHES) == set(SHIFTED) - {"packed"}
     assert better == {"deep_ensemble", "radial_ensemble"}
     assert worse == {"laplace", "matrix_normal_vi", "mc_dropout", "sgld_cyclical"}
 
