@@ -78,6 +78,8 @@ def verdict(finding: Finding) -> str:
     if finding.verdict != "undecided":
         return finding.missing or finding.verdict
     unit = finding.claim.per or "seed"
+    if unit == findings.SPLIT:  # a table has as many as it has
+        return "undecided"
     return (
         f"undecided; {finding.needed} {unit}s"
         if finding.needed
