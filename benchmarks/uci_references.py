@@ -4,7 +4,7 @@
 
 Each sees the standardised rows that a network is trained on. Those set aside stop the boosting of normals and
 make an interval conformal; the others pass over them. A predictor that tells a density has a log likelihood
-and a CRPS; the others have a mean and the central 90% interval alone.
+and a CRPS; the others have a mean and the central 90% interval alone. A table is written when it is done.
 
 Source: Duan et al. 2020, "NGBoost: Natural Gradient Boosting for Probabilistic Prediction"; Lei et al. 2018,
 "Distribution-Free Predictive Inference for Regression" (the interval around ridge regression). Everything
@@ -214,17 +214,27 @@ def text(found: list[dict[str, Any]]) -> str:
     return written.getvalue()
 
 
+def merged(kept: str, made: str) -> str:
+    """A file with the rows of the tables that were made in place of its own, table by table."""
+    header, *rows = made.splitlines()
+    tables = {row.partition(",")[0] for row in rows}
+    rows += [row for row in kept.splitlines()[1:] if row.partition(",")[0] not in tables]
+    return "\n".join([header, *sorted(rows, key=lambda row: row.partition(",")[0])]) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     names = [name for name in registry.tasks() if name.startswith("uci_")]
     parser.add_argument("tasks", nargs="*", default=names, help="all nine unless given")
-    parser.add_argument("--csv", type=Path, help="where to write what was found")
+    parser.add_argument("--csv", type=Path, help="file whose rows of these tables are written anew")
     options = parser.parse_args()
-    made = text([row for name in sorted(options.tasks) for row in of_table(name)])
-    if options.csv:
-        write(options.csv, made.encode())
-    else:
-        print(made, end="")
+    for name in options.tasks:
+        made = text(of_table(name))
+        if options.csv:
+            kept = options.csv.read_text() if options.csv.exists() else ""
+            write(options.csv, merged(kept, made).encode())
+        else:
+            print(made, end="")
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def pairings(runs: Sequence[FinishedRun]) -> Iterator[Pairing]:
             ours = np.mean([run.task.per_split(run.arrays)[:2] for run in of_line], 0)
             ratio = of_line[0].task.spec.split_ratio
             gains = [student(gain, test_to_train=ratio) for gain in ours - theirs.T]
-            yield Pairing(task, line, of_line, *gains, ours)
+            yield Pairing(task, line, of_line, gains[0], gains[1], ours)
 
 
 def sentences(runs: Sequence[FinishedRun]) -> list[str]:
