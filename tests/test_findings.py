@@ -5,7 +5,9 @@ import shlex
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
 from bench.commands import running
 from bench.errors import UsageError
@@ -157,6 +159,74 @@ def test_a_diverged_run_counts_as_stated_and_is_never_dropped(tmp_path):
     assert (silent.verdict, silent.missing) == ("no verdict", "seed 3: diverged or undefined")
     stated = findings.find(claim(MAP, diverged=-5), [tmp_path])
     assert (stated.values[3], stated.verdict) == (-5, "undecided")
+
+
+YACHT = "uci_yacht+published_splits=true"
+
+
+def write_splits(folder, method, values, seed=0, status="completed"):
+    """Writes a record on the public splits of yacht with the log likelihood of each."""
+    record = read_record(entries.directory_of(YACHT, "map"))
+    told = {"name": method, "identity": method}
+    changed = {"seed": seed, "status": status, "method": record.method.model_copy(update=told)}
+    if status != "completed":
+        none = dict.fromkeys(record.metrics)
+        changed |= {"reason": "x", "metrics": none, "undefined": dict.fromkeys(record.metrics, "x")}
+    target = folder / YACHT / method / f"seed{seed}"
+    target.mkdir(parents=True)
+    write_record(target, record.model_copy(update=changed))
+    points = [f"log_likelihood,test,{k},{value}" for k, value in enumerate(values, 1)]
+    points += ["log_likelihood (validation),split 1,1,-99", "rmse,test,1,-99"]
+    (target / "curves.csv").write_text("\n".join(["curve,series,x,value", *points]))
+
+
+def split_claim(**fields):
+    """That `mfvi` has the higher log likelihood on yacht, split by split, unless given otherwise."""
+    terms = [
+        {"weight": weight, "method": method, "task": "uci_yacht", "task_settings": {"published_splits": True}}
+        for method, weight in (("mfvi", 1), ("map", -1))
+    ]
+    return claim(*terms, metric="log_likelihood", per="split", **fields)
+
+
+def test_splits_are_paired_and_their_interval_knows_that_they_share_rows(tmp_path):
+    """Twenty gains about 0.05 with sd 0.08: Student's interval is above 0, the corrected one is not."""
+    gains = 0.05 + 0.08 * stats.norm.ppf((np.arange(20) + 0.5) / 20)
+    write_splits(tmp_path, "map", np.arange(20.0))
+    write_splits(tmp_path, "mfvi", np.arange(20) + gains)
+    found = findings.find(split_claim(), [tmp_path])
+    assert list(found.values.values()) == pytest.approx(gains)
+    half = stats.t.ppf(0.975, 19) * gains.std(ddof=1)
+    assert found.interval.half == pytest.approx(half * np.sqrt(1 / 20 + 1 / 9))
+    assert found.interval.basis == "20 splits"
+    assert half / np.sqrt(20) < 0.05 < found.interval.half
+    assert (found.verdict, found.needed) == ("undecided", None)
+
+
+def test_seeds_of_a_split_are_no_further_splits(tmp_path):
+    for seed in range(2):
+        write_splits(tmp_path, "map", np.zeros(20), seed)
+        write_splits(tmp_path, "mfvi", 1 + seed + 0.1 * np.arange(20), seed)
+    found = findings.find(split_claim(), [tmp_path])
+    assert list(found.values.values()) == pytest.approx(1.5 + 0.1 * np.arange(20))
+    assert found.verdict == "reproduced"
+
+
+def test_splits_in_another_order_are_no_gain(tmp_path):
+    """The cheat: the same log likelihoods, each on the next split, have the same mean and another spread."""
+    write_splits(tmp_path, "map", np.arange(20.0))
+    write_splits(tmp_path, "mfvi", np.roll(np.arange(20.0), 1) + 0.1)
+    found = findings.find(split_claim(), [tmp_path])
+    assert found.interval.centre == pytest.approx(0.1)
+    assert found.verdict == "undecided"
+
+
+def test_splits_of_a_run_that_diverged_give_no_verdict(tmp_path):
+    write_splits(tmp_path, "map", np.zeros(20))
+    write_splits(tmp_path, "mfvi", [], status="diverged")
+    found = findings.find(split_claim(), [tmp_path])
+    assert (found.verdict, found.missing) == ("no verdict", "split (0, 1): diverged or undefined")
+    assert findings.find(split_claim(diverged=-9), [tmp_path]).verdict == "contradicted"
 
 
 def test_an_undefined_metric_gives_no_verdict(tmp_path):

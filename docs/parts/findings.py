@@ -46,10 +46,15 @@ def findings_counts() -> str:
         for name, count in documents.items()
     ]
     judged = sum(finding.verdict != "no verdict" and not finding.is_exact for finding in all_findings())
-    return (
-        table(["document", *COLUMNS, OPEN, "all"], rows) + f"\n\n{judged} intervals of 95% stand behind all "
-        f"this: at most {0.05 * judged:.1f} of them are expected to miss their true value."
+    verdicts = [column(finding) for finding in all_findings() if finding.claim.size is not None]
+    sized = [verdict for verdict in verdicts if verdict not in (OPEN, "no verdict")]
+    sentences = (
+        f"Of {len(sized)} headlines that print a size and have a verdict under their own question, "
+        f"{sized.count('reproduced')} come out in that size, within a factor of two.",
+        f"{judged} intervals of 95% stand behind all this: at most {0.05 * judged:.1f} of them are expected "
+        "to miss their true value.",
     )
+    return "\n\n".join((table(["document", *COLUMNS, OPEN, "all"], rows), *sentences))
 
 
 def contrast(claim: Claim) -> str:
@@ -78,6 +83,8 @@ def verdict(finding: Finding) -> str:
     if finding.verdict != "undecided":
         return finding.missing or finding.verdict
     unit = finding.claim.per or "seed"
+    if unit == findings.SPLIT:  # a table has as many as it has
+        return "undecided"
     return (
         f"undecided; {finding.needed} {unit}s"
         if finding.needed

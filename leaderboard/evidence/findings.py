@@ -3,7 +3,8 @@
 A claim (docs/findings.yaml) names a contrast, a weighted sum of metrics of cells, and where it should lie:
 above or below a number, within a margin of 0 (an equality), or on one side of 0 (a difference). The contrast
 has a value for every seed that all its cells have; runs that share no seed are never compared. The 95% t
-interval over these values decides, and below `FEWEST` of them nothing does.
+interval over these values decides, and below `FEWEST` of them nothing does. Where the values are of random
+splits of one table, the interval allows for the rows that splits share (`bench.intervals.student`).
 
 Equality and difference of one quantity share one margin, so that one size never counts as both: a difference
 is reproduced beyond the margin alone. Where the document prints its size, it has to be met within a factor
@@ -31,6 +32,7 @@ from bench.runs.plan import Plan
 from bench.runs.records import Record, read_curves, read_record
 from bench.runs.registry import NONE
 from bench.runs.resolution import resolve
+from bench.runs.runner import task_of
 from bench.settings import Schema, build, read_yaml
 
 Word = Literal["reproduced", "direction only", "contradicted", "undecided", "no verdict"]
@@ -39,6 +41,7 @@ FACTOR = 2
 MOST = 100
 """Seeds up to which it is said how many would decide."""
 REPETITION = "repetition"
+SPLIT = "split"
 ROOTS = (SUBMISSIONS / OURS, RECORDS)
 
 
@@ -179,11 +182,13 @@ class Finding:
         claim: The claim.
         values: The contrast for every key that all terms share: seeds, unless the claim says what else.
         missing: Why some values are not there, such as a run that diverged; empty if nothing of that kind.
+        test_to_train: Of splits that share rows, the test rows over the training rows of one; else 0.
     """
 
     claim: Claim
     values: Mapping[Any, float]
     missing: str = ""
+    test_to_train: float = 0.0
 
     @property
     def is_exact(self) -> bool:
@@ -198,7 +203,7 @@ class Finding:
             return Interval(values[0], values[0], values[0], "exact")
         unit = self.claim.per or "seed"
         number = f"{len(values)} {unit}{'' if len(values) == 1 else 's'}"
-        return student(values, number) if values else None
+        return student(values, number, self.test_to_train) if values else None
 
     @property
     def verdict(self) -> Word:
@@ -207,8 +212,8 @@ class Finding:
 
     @property
     def needed(self) -> int | None:
-        """How many values would decide an undecided claim; None above MOST."""
-        return self.claim.needed(list(self.values.values()))
+        """How many values would decide an undecided claim; None above MOST or of given splits."""
+        return None if self.claim.per == SPLIT else self.claim.needed(list(self.values.values()))
 
     def commands(self) -> list[str]:
         """What makes the runs of the first seed, a line for each cell."""
@@ -242,9 +247,12 @@ def find(claim: Claim, roots: Sequence[Path] = ROOTS) -> Finding:
     """
     found: list[dict[Any, float | None]] = []
     unmet: set[Any] = set()
+    ratio = 0.0
     for term in claim.terms:
         metric, values = term.metric or claim.metric, dict[Any, float | None]()
         for path, record in _runs(claim, term, roots):
+            if claim.per == SPLIT:
+                ratio = task_of(record).spec.split_ratio or 0.0
             of_run = _values(claim, metric, path, record)
             values |= of_run
             if claim.needs is not None and record.metrics.get(claim.needs) != 1:
@@ -262,12 +270,21 @@ def find(claim: Claim, roots: Sequence[Path] = ROOTS) -> Finding:
         return Finding(claim, contrast, f"{unit} {absent[0]}: diverged or undefined")
     if unmet := unmet & contrast.keys():
         return Finding(claim, contrast, f"{claim.needs} is not 1 in {len(unmet)} of {len(contrast)} {unit}s")
-    return Finding(claim, contrast)
+    return Finding(claim, _over_seeds(contrast) if claim.per == SPLIT else contrast, test_to_train=ratio)
+
+
+def _over_seeds(contrast: Mapping[tuple[int, int], float]) -> dict[int, float]:
+    """Split -> mean over the seeds that all cells have: seeds of one split are no further splits."""
+    splits = sorted({split for _, split in contrast})
+    return {
+        split: float(np.mean([value for key, value in contrast.items() if key[1] == split]))
+        for split in splits
+    }
 
 
 def _runs(claim: Claim, term: Term, roots: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
     """The committed runs of a cell; where another setting of the task is paired, at all its values."""
-    if claim.per in (None, REPETITION):
+    if claim.per in (None, REPETITION, SPLIT):
         choice = resolve(term.plan())
         pattern = f"{choice.task_identity}/{choice.method_identity}/seed*"
     else:
@@ -290,6 +307,14 @@ def _values(claim: Claim, metric: str, path: Path, record: Record) -> dict[Any, 
     if claim.per == REPETITION:
         points = [row for row in read_curves(path, needed(path, CURVES)) if row.curve == metric]
         return {(record.seed, row.x): row.value for row in points if np.isfinite(row.value)}
+    if claim.per == SPLIT:
+        if record.status != "completed":
+            task: Any = task_of(record)
+            return {(record.seed, split): claim.diverged for split in range(1, task.num_splits + 1)}
+        points = [row for row in read_curves(path, needed(path, CURVES)) if row.curve == metric]
+        if not points:
+            raise UsageError(f"{claim.id}: {path} has no {metric} of single splits")
+        return {(record.seed, int(row.x)): row.value for row in points if row.series == "test"}
     key = record.seed if claim.per is None else record.task.settings[claim.per]
     if record.status != "completed":
         return {key: claim.diverged}
