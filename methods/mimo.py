@@ -35,7 +35,7 @@ from bench.contract import Batch, Method, Prediction, Problem
 from bench.divergence import log_prob
 from bench.energy import likelihood_term
 from bench.errors import UsageError
-from bench.families import last_layer
+from bench.families.heads import with_heads
 from bench.families.shared_weights import is_matrix
 from bench.settings import Count, Positive, settings
 from bench.weights import blocks, channels_last
@@ -77,7 +77,7 @@ class MIMO(Method):
         super().__init__(problem, settings, start)
         self.num_draws = size = settings.ensemble_size
         example = problem.train[0][0]
-        headed = partial(with_heads, problem.network, size, example)
+        headed = partial(with_heads, problem.network, size, example, "mimo")
         self.network = with_inputs(headed, size, example)
         if start is not None:
             self.load_state_dict(start.state_dict())
@@ -168,28 +168,6 @@ def with_inputs(make: Callable[[], nn.Module], count: int, example: Tensor) -> n
             jointly = singly[:0]
     if jointly.shape != singly.shape or not torch.allclose(jointly, singly, 1e-3, 1e-5):
         raise UsageError("mimo needs a network in which inputs meet in one layer, and each stays in its row")
-    return networks[0]
-
-
-def with_heads(make: Callable[[], nn.Module], count: int, example: Tensor) -> nn.Module:
-    """A fresh network with the last layers of `count` one below the other: `count` times the outputs.
-
-    Args:
-        make: Makes networks.
-        count: M, at least 1.
-        example: One input.
-
-    Raises:
-        UsageError: If what the network says is not what a linear layer says.
-    """
-    networks = [make() for _ in range(count)]
-    path = last_layer.last_linear(networks[0])
-    if path is None or not last_layer.is_final(networks[0], path, example[None]):
-        raise UsageError("mimo needs a network whose outputs are those of a linear layer at its end")
-    layers = [network.get_submodule(path) for network in networks]
-    for name in dict(layers[0].named_parameters()):
-        heads = torch.cat([layer.get_parameter(name).detach() for layer in layers])
-        setattr(layers[0], name, nn.Parameter(heads))
     return networks[0]
 
 
