@@ -122,7 +122,7 @@ class SmallTopics(topics.Topics):
     """Texts that name their topic and a number, and vectors that no encoder made."""
 
     def vectors(self, texts: list[str]) -> np.ndarray:
-        """Of one topic they are near each other."""
+        """Vectors that are near each other where the topic is the same."""
         made = np.stack([self._near(text.split()[0]) + 0.5 * self._near(text) for text in texts])
         return (made / np.linalg.norm(made, axis=1, keepdims=True)).astype(np.float32)
 
