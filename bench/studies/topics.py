@@ -193,7 +193,7 @@ def defined(gloss: str) -> str:
 
 
 def chosen(texts: Iterator[tuple[str, str]], source: str) -> dict[str, list[str]]:
-    """Of each topic its texts, each once, none of two topics; of a dictionary at most `MOST`.
+    """Texts of each topic, each once, none of two topics; of a dictionary at most `MOST`.
 
     Their order, and which they are, is that of their SHA-256, so it depends on nothing else.
     """
