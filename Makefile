@@ -73,13 +73,13 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed-demo: pyproject.toml constraints.txt | $(VENV)/.created
-	$(PIP) install -c constraints.txt -e .
+	$(PIP) install --no-compile -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/.created
-	$(PIP) install -c constraints.txt -e '.[test]'
+	$(PIP) install --no-compile -c constraints.txt -e '.[test]'
 	@touch $(VENV)/.installed-demo $@
 
 $(VENV)/.installed-site: pyproject.toml constraints.txt | $(VENV)/.created
-	$(PIP) install -c constraints.txt -e '.[docs]'
+	$(PIP) install --no-compile -c constraints.txt -e '.[docs]'
 	@touch $(VENV)/.installed-demo $@

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -28,14 +29,18 @@ def location_scale_divergence(
         p: The prior.
     """
     constant = 0.5 * mean.numel() * math.log(2 * math.pi) - noise_entropy
-    one_scale = p.scale.stride() == (0,) * p.scale.ndim
-    if one_scale and not (p.loc.requires_grad or p.scale.requires_grad):
-        std = p.scale[(0,) * p.scale.ndim]
+    if (std := _one_scale(p)) is not None:
         return _OneScale.apply(mean, scale, noise_variance, p.loc, std) + (
             constant + mean.numel() * std.log()
         )
     squares = ((mean - p.loc).square() + noise_variance * scale.square()) / p.scale.square()
     return 0.5 * squares.sum() - scale.log().sum() + p.scale.log().sum() + constant
+
+
+def _one_scale(p: Normal) -> Tensor | None:
+    """The standard deviation that fixed normals have in common, if it is stored once; else None."""
+    shared = p.scale.stride() == (0,) * p.scale.ndim and not (p.loc.requires_grad or p.scale.requires_grad)
+    return p.scale[(0,) * p.scale.ndim] if shared else None
 
 
 def cross_entropy(q: Distribution, p: Distribution) -> Tensor:
@@ -109,7 +114,54 @@ def log_prob(distribution: WeightDistribution, weights: Mapping[str, Tensor]) ->
     """Log density of stacked weights `[S, *shape]` per sample, `[S]`, in nats."""
     if JOINT in distribution:
         return distribution[JOINT].log_prob(ravel(weights))
-    return torch.stack([p.log_prob(weights[name]) for name, p in distribution.items()]).sum(0)
+    plain, parts = [], []
+    for name, p in distribution.items():
+        if is_normal(p) and (std := _one_scale(p.base_dist)) is not None:
+            plain.append((p.base_dist.loc, std, weights[name]))
+        else:
+            parts.append(p.log_prob(weights[name]))
+    if plain:
+        parts.append(_Normals.apply(*chain.from_iterable(zip(*plain, strict=True))))
+    return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+
+
+class _Normals(torch.autograd.Function):
+    """Log density `[S]` of tensors `[S, *shape]` under normals of one standard deviation a tensor.
+
+    Normal.log_prob makes a variance and a logarithm for every weight, and autograd keeps four tensors as
+    large: of a plain network that was a third of a step. Here the gradient is written out.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*given: Tensor) -> Tensor:
+        """Means, standard deviations and weights, of as many tensors each."""
+        parts = []
+        for loc, std, weights in _thirds(given):
+            away = torch.linalg.vector_norm((weights - loc).reshape(len(weights), -1), dim=1)
+            constant = math.prod(weights.shape[1:]) * (std.log() + 0.5 * math.log(2 * math.pi))
+            parts.append(-0.5 * (away / std).square() - constant)
+        return torch.stack(parts).sum(0)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        given = ctx.saved_tensors
+        slopes = []
+        for loc, std, weights in _thirds(given):
+            factor = (gradient / std.square()).reshape(-1, *[1] * (weights.ndim - 1))
+            slopes.append((loc - weights) * factor)
+        return *[None] * (len(given) - len(slopes)), *slopes
+
+
+def _thirds(given: Sequence[Tensor]) -> zip[tuple[Tensor, Tensor, Tensor]]:
+    """The first, second and last third, side by side."""
+    size = len(given) // 3
+    return zip(given[:size], given[size : 2 * size], given[2 * size :], strict=True)
 
 
 def is_normalised(distribution: WeightDistribution) -> bool:

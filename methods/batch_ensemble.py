@@ -22,15 +22,13 @@ Valid for: every differentiable network and likelihood. Weights of layers other 
 
 from __future__ import annotations
 
-from typing import TypeGuard
-
 import torch
 from torch import Tensor, nn
 
 from bench import optimizers, randomness
-from bench.contract import JOINT, Batch, Method, Noise, Problem
-from bench.divergence import log_prob
+from bench.contract import Batch, Method, Noise, Problem
 from bench.energy import likelihood_term
+from bench.families.shared_weights import is_matrix, log_prior
 from bench.settings import Count, Positive, settings
 from bench.weights import forward
 
@@ -66,7 +64,7 @@ class BatchEnsemble(Method):
         super().__init__(problem, settings, start)
         self.network = problem.network()
         self.num_draws = size = settings.ensemble_size
-        shared = {id(m.weight) for m in self.network.modules() if _is_shared(m)}
+        shared = {id(m.weight) for m in self.network.modules() if is_matrix(m)}
         self.names = {name for name, p in self.network.named_parameters() if id(p) in shared}
         self.r, self.s, self.own = (nn.ParameterList() for _ in range(3))
         for name, p in self.network.named_parameters():
@@ -108,8 +106,10 @@ class BatchEnsemble(Method):
         order = torch.randperm(len(inputs), generator=generator, device=inputs.device)
         # The first share, the largest of an uneven split, is any member's: each example is everyone's alike.
         first = int(torch.randint(size, (), generator=generator, device=inputs.device))
+        # Of slices each has a gradient as large as the whole; those of a split are joined once.
+        one_by_one = {name: w.split(1) for name, w in members.items()}
         parts = [
-            forward(self.network, {name: w[m : m + 1] for name, w in members.items()}, inputs[rows])
+            forward(self.network, {name: each[m] for name, each in one_by_one.items()}, inputs[rows])
             for m, rows in (((first + k) % size, order[k::size]) for k in range(min(size, len(order))))
         ]
         rows = torch.cat([order[k::size] for k in range(size)])
@@ -119,11 +119,7 @@ class BatchEnsemble(Method):
         """Log prior of W and of the members' own parameters, its mean over the members, in nats."""
         own = iter(self.own)
         weights = {n: p[None] if n in self.names else next(own) for n, p in self.network.named_parameters()}
-        if JOINT in self.prior:
-            size = self.settings.ensemble_size
-            weights = {name: w.expand(size, *w.shape[1:]) for name, w in weights.items()}
-            return log_prob(self.prior, weights).mean()
-        return torch.stack([p.log_prob(weights[name]).mean() for name, p in self.prior.items()]).sum()
+        return log_prior(self.prior, weights, self.settings.ensemble_size)
 
     # ---- the members
 
@@ -147,8 +143,3 @@ class BatchEnsemble(Method):
             members = self._members()
             means = {name: w.mean(0) for name, w in members.items()}
             return means, {name: w.var(0, correction=0) for name, w in members.items()}
-
-
-def _is_shared(module: nn.Module) -> TypeGuard[nn.Linear | nn.Conv2d]:
-    """Whether a module's weight is shared: a matrix, or a convolution of all inputs with all outputs."""
-    return type(module) is nn.Linear or (type(module) is nn.Conv2d and module.groups == 1)

@@ -69,6 +69,8 @@ NUM_TRAIN, NUM_TEST = 30, 5
 """Observations and test inputs of a world."""
 HIDDEN = {"network": (8,), "linear": ()}
 """Units of the hidden layers."""
+PRIOR = priors.normal(0, 1)
+"""One for all worlds: fits that share their prior can be trained side by side."""
 
 
 @settings
@@ -168,7 +170,7 @@ class SBC(Task):
         inputs, targets = self.own_data("train")
         rows = slice(world * NUM_TRAIN, (world + 1) * NUM_TRAIN)
         train = TensorDataset(inputs[rows], targets[rows])
-        return Problem(self.network, likelihoods.Gaussian(NOISE), priors.normal(0, 1), train, None, NUM_TRAIN)
+        return Problem(self.network, likelihoods.Gaussian(NOISE), PRIOR, train, None, NUM_TRAIN)
 
     def run(self, engine: Engine) -> Arrays:
         """Draws of the function at the test inputs of every world, `[W, S, 5]`."""

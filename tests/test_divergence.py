@@ -12,8 +12,9 @@ from torch.distributions import (
     kl_divergence,
     register_kl,
 )
+from torch.testing import assert_close
 
-from bench.divergence import cross_entropy, divergence, location_scale_divergence
+from bench.divergence import cross_entropy, divergence, location_scale_divergence, log_prob
 from bench.methods.full_cov_vi import FullNormal
 from bench.methods.matrix_normal_vi import MatrixNormal
 from bench.methods.radial import RadialNormal
@@ -153,3 +154,36 @@ def test_closed_form_of_a_family_declines_a_prior_of_another_shape(q, p):
     with pytest.raises(NotImplementedError) as info:
         kl_divergence(q, p)
     assert not str(info.value).startswith("No KL("), "declined by the form, and not for lack of one"
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 2)])
+@pytest.mark.parametrize("kind", ["one scale", "a scale each", "a scale that is trained"])
+def test_log_density_of_normals_is_torchs(kind, shape):
+    """The value, its gradient and the gradient of that, also where one standard deviation is stored once."""
+    torch.manual_seed(0)
+    loc, draws = torch.randn(shape, dtype=torch.double), torch.randn(3, *shape, dtype=torch.double)
+    scale = (
+        torch.tensor(0.7, dtype=torch.double).expand(shape)
+        if kind == "one scale"
+        else 0.5 + torch.rand(shape, dtype=torch.double)
+    )
+    if kind == "a scale that is trained":
+        scale = scale.requires_grad_()
+    p = normal_tensor(loc, scale)
+    draws.requires_grad_()
+    for ours, theirs in zip(
+        derivatives(log_prob({"w": p}, {"w": draws}), draws),
+        derivatives(p.log_prob(draws), draws),
+        strict=True,
+    ):
+        assert_close(ours, theirs)
+    if scale.requires_grad:
+        (slope,) = torch.autograd.grad(log_prob({"w": p}, {"w": draws}).sum(), scale)
+        assert slope.abs().min() > 0
+
+
+def derivatives(value, at):
+    """The value and two derivatives along ones."""
+    (slope,) = torch.autograd.grad(value.sum(), at, create_graph=True)
+    (bend,) = torch.autograd.grad(slope.square().sum(), at)
+    return value, slope, bend

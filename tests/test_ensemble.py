@@ -15,7 +15,7 @@ from bench.divergence import log_prob
 from bench.engine.ensemble import Ensemble, MemberPriors
 from bench.engine.spreading import FitRequest
 from bench.errors import UsageError
-from bench.laws.methods import Case
+from bench.laws.cases import Case
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
 from bench.runs import registry

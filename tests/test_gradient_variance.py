@@ -14,7 +14,7 @@ from bench.contract import Batch, Problem
 from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.intervals import Interval
-from bench.laws.methods import assert_mean_is
+from bench.laws.cases import assert_mean_is
 from bench.methods import mfvi, mixture_vi, radial
 from bench.settings import build
 from bench.studies import gradients

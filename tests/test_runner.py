@@ -23,7 +23,7 @@ import bench
 from bench import cli, metrics, randomness
 from bench.data import array_digest
 from bench.errors import BenchError, Diverged, OutputError, UsageError
-from bench.laws.methods import Case
+from bench.laws.cases import Case
 from bench.leaderboard.evidence import entries
 from bench.runs import claim, records, registry, runner, setup
 from bench.runs.plan import Plan

@@ -10,7 +10,7 @@ from bench.comparison import FinishedRun
 from bench.contract import Batch
 from bench.divergence import log_prob
 from bench.engine.engine import Engine, TrainerOptions
-from bench.laws.methods import assert_mean_is
+from bench.laws.cases import assert_mean_is
 from bench.methods import mfvi, radial
 from bench.tasks.training_dynamics import COLUMNS, Settings, TrainingDynamics
 

@@ -30,4 +30,6 @@ def log_prior(prior: WeightDistribution, weights: Mapping[str, Tensor], count: i
     """
     if JOINT in prior:
         return log_prob(prior, {name: w.expand(count, *w.shape[1:]) for name, w in weights.items()}).mean()
-    return torch.stack([p.log_prob(weights[name]).mean() for name, p in prior.items()]).sum()
+    sizes = {len(w) for w in weights.values()}
+    parts = [{name: p for name, p in prior.items() if len(weights[name]) == size} for size in sizes]
+    return torch.stack([log_prob(part, weights).mean() for part in parts]).sum()

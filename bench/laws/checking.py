@@ -16,7 +16,9 @@ from typing import Any, Literal
 from bench.contract import Task
 from bench.errors import DataError
 from bench.laws import problems, statements, tasks, truth
-from bench.laws.methods import LAWS, Law, case_of, cases, many
+from bench.laws.cases import case_of, cases
+from bench.laws.law import Law, many
+from bench.laws.methods import LAWS
 from bench.runs import records, registry, runner
 from bench.runs.plan import Plan
 from bench.runs.registry import Entry

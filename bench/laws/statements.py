@@ -29,7 +29,7 @@ from bench.laws.linear import LogisticReplicas, Replicas
 from bench.weights import ravel
 
 if TYPE_CHECKING:
-    from bench.laws.methods import Case
+    from bench.laws.cases import Case
 
 FALSE_ALARM = 1e-5
 """Of one comparison."""

@@ -2,7 +2,8 @@
 
 import pytest
 
-from bench.laws.methods import LAWS, case_of, cases
+from bench.laws.cases import case_of, cases
+from bench.laws.methods import LAWS
 from bench.runs import registry
 from conformance import problems
 

@@ -15,7 +15,7 @@ from bench.batches import StoredBatches
 from bench.contract import Budget
 from bench.engine import checkpoints, predicting
 from bench.engine import engine as engine_file
-from bench.laws.methods import Case
+from bench.laws.cases import Case
 from bench.methods.map import MAP
 from bench.methods.mc_dropout import MCDropout
 from bench.methods.mfvi import MFVI

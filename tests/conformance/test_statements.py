@@ -16,7 +16,7 @@ import torch
 from bench.contract import STATEMENTS
 from bench.divergence import log_prob
 from bench.laws import statements
-from bench.laws.methods import Case, case_of
+from bench.laws.cases import Case, case_of
 from bench.methods import svgd
 from bench.methods.ewc import EWC
 from bench.methods.full_cov_vi import FullCovVI

@@ -21,7 +21,7 @@ from bench import likelihoods, networks, priors
 from bench.contract import Batch, Budget, Problem
 from bench.divergence import is_normalised, log_prob
 from bench.errors import UsageError
-from bench.laws.methods import Case
+from bench.laws.cases import Case
 from bench.methods import ewc
 from bench.methods.ewc import EWC, Settings
 

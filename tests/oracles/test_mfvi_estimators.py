@@ -21,7 +21,7 @@ from bench import priors
 from bench.contract import Batch
 from bench.errors import UsageError
 from bench.families import estimators
-from bench.laws.methods import Case
+from bench.laws.cases import Case
 from bench.methods.mfvi import MFVI, Settings
 
 ESTIMATORS = ["local", "flipout"]

@@ -16,7 +16,7 @@ from bench.batches import batches
 from bench.contract import JOINT, Batch, Budget, Problem
 from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
-from bench.laws.methods import assert_mean_is
+from bench.laws.cases import assert_mean_is
 from bench.methods.sngp import SNGP, Head, Settings, _power_iterations
 
 

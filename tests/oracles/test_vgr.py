@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 from bench import likelihoods
 from bench.contract import Batch, Budget
 from bench.errors import UsageError
-from bench.laws.methods import Case
+from bench.laws.cases import Case
 from bench.methods.mfvi import MFVI
 from bench.methods.vgr import VGR, Settings
 from bench.weights import forward
