@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
