@@ -32,10 +32,11 @@ from bench.engine import watch
 from bench.engine.engine import Engine
 from bench.engine.trainer import TrainerOptions, place
 from bench.errors import BenchError, Diverged
+from bench.laws.truth import small_topics
 from bench.methods.map import MAP
 from bench.methods.mfvi import MFVI
 from bench.runs import registry
-from bench.studies import hmc_predictions
+from bench.studies import hmc_predictions, topics
 from bench.system import processes
 
 WORLD = 1
@@ -559,6 +560,7 @@ TASKS = {
     "shift_digits": {"num_train": 200, "epochs": 1, "test_images": 40},
     "split_digits": {},
     "split_digits_multi_head": {"test_samples": 2},
+    "text_topics": {"epochs": 2},
     "training_dynamics_digits": {"images": 20, "epochs": 2},
     "toy_regression": {"epochs": 2, "test_samples": 4, "hidden": 10},
     "sine_regression": {"epochs": 2, "test_samples": 4},
@@ -622,6 +624,7 @@ def main(what, path, world, *rest):
         return
     figures.save = lambda *arguments: []  # drawing takes most of a small run's time
     cifar.load, hmc_predictions.load = generated.cifar, generated.chains
+    topics.load = small_topics
     if what == "laws":
         works = laws(Path(path).parent / "folders")
     else:

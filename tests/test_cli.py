@@ -25,7 +25,7 @@ from bench.engine.engine import TrainerOptions
 from bench.errors import DataError
 from bench.photographs import photographs
 from bench.runs import records, registry, resolution
-from bench.studies import hmc_predictions
+from bench.studies import hmc_predictions, topics
 from bench.system import places
 
 RUN = ("run", "mfvi", "split_digits")
@@ -578,6 +578,7 @@ def test_check_of_all_data_says_of_each_how_it_stands(call, monkeypatch, tmp_pat
     code, out, err = call("data", "check")
     assert (code, err) == (0, "")
     names = [*data.SOURCES, *cifar.SOURCES, *tables.SOURCES, *photographs.SOURCES, *hmc_predictions.SOURCES]
+    names += topics.SOURCES
     stands = dict(re.match(r"(.*?): (\w+)", line).groups()[::-1] for line in out.splitlines())
     assert list(stands) == names
     whole = {"digits", "diabetes"}

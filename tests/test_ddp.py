@@ -25,9 +25,10 @@ from bench.contract import Budget
 from bench.engine import trainer
 from bench.engine.trainer import TrainerOptions
 from bench.errors import BenchError, Diverged, UsageError
+from bench.laws.truth import small_topics
 from bench.runs import records, registry
 from bench.runs.runner import load_scores
-from bench.studies import hmc_predictions
+from bench.studies import hmc_predictions, topics
 
 HERE = Path(__file__).parent
 DDP = ["--trainer.accelerator", "cpu", "--trainer.devices", "2", "--trainer.strategy", "ddp"]
@@ -255,6 +256,7 @@ def test_tasks_of_every_file_are_run():
 @pytest.mark.parametrize("name", devices.names("mfvi"))
 def test_a_run_of_two_processes_is_complete(cells, name, monkeypatch):
     monkeypatch.setattr(hmc_predictions, "load", generated.chains)  # as the processes have it
+    monkeypatch.setattr(topics, "load", small_topics)
     first, second = (found[name] for found in cells)
     assert first == second
     directory = Path(first["directory"])

@@ -58,9 +58,9 @@ def _known() -> dict[str, ModuleType]:
     """Data set -> the file that finds, gets and checks it."""
     from bench import cifar, data, tables  # here, since some need torch
     from bench.photographs import photographs
-    from bench.studies import hmc_predictions
+    from bench.studies import hmc_predictions, topics
 
-    modules = (data, cifar, tables, photographs, hmc_predictions)
+    modules = (data, cifar, tables, photographs, hmc_predictions, topics)
     return {name: module for module in modules for name in module.SOURCES}
 
 

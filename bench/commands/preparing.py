@@ -1,21 +1,29 @@
-"""`bench data prepare`: photographs as downloaded become one memory map, predictions of chains a file."""
+"""`bench data prepare`: photographs as downloaded become a memory map, chains a file, packages texts."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
 
 from bench.commands.parser import Parser, errors, output
 from bench.errors import UsageError
 from bench.runs.progress import shown
 
+Prepare = Callable[[Path | str, Path | str | None], Path]
+
 
 def prepare_data(arguments: list[str]) -> None:
     """Prepares photographs, or what is missing of them; their folder is the last line of standard output."""
     from bench.photographs import photographs, preparing  # here, for they import NumPy, Pillow and SciPy
-    from bench.studies import hmc_predictions
+    from bench.studies import hmc_predictions, topics
 
     if hmc_predictions.SOURCES.keys() & set(arguments):
-        _prepare_chains(arguments)
+        _prepare_by(hmc_predictions.prepare, "predictions of long chains for scoring", "file", arguments)
         return
-    names = ", ".join([*photographs.SOURCES, *hmc_predictions.SOURCES])
+    if topics.SOURCES.keys() & set(arguments):
+        _prepare_by(topics.prepare, "texts and their encoder", "folder of packages", arguments)
+        return
+    names = ", ".join([*photographs.SOURCES, *hmc_predictions.SOURCES, *topics.SOURCES])
     parser = Parser("bench data prepare", description="Prepare photographs of the fundus for training.")
     parser.add_argument("NAME", type=str, help=f"where they come from: {names}")
     parser.add_argument(
@@ -66,14 +74,15 @@ def prepare_data(arguments: list[str]) -> None:
     output.print(str(made.folder), soft_wrap=True)
 
 
-def _prepare_chains(arguments: list[str]) -> None:
-    """Brings published predictions of chains into the order of the test images; prints the file written."""
-    from bench.studies import hmc_predictions
-
-    parser = Parser("bench data prepare", description="Prepare predictions of long chains for scoring.")
-    parser.add_argument("NAME", type=str, help=", ".join(hmc_predictions.SOURCES))
+def _prepare_by(prepare: Prepare, what: str, kind: str, arguments: list[str]) -> None:
+    """Makes of what was downloaded what is read, with nothing else to choose; prints where it is."""
+    parser = Parser("bench data prepare", description=f"Prepare {what}.")
+    parser.add_argument("NAME", type=str, help="the data set")
     parser.add_argument(
-        "--source", type=str | None, default=None, help="file as downloaded; `bench data get NAME` says which"
+        "--source",
+        type=str | None,
+        default=None,
+        help=f"{kind} as downloaded; `bench data get NAME` says which",
     )
     parser.add_argument(
         "--data-dir", type=str | None, default=None, help="folder of data files; also $BENCH_DATA"
@@ -81,4 +90,4 @@ def _prepare_chains(arguments: list[str]) -> None:
     chosen = parser.parse_args(arguments)
     if chosen.source is None:
         raise UsageError(f"--source is required; `bench data get {chosen.NAME}` says how to have it")
-    output.print(str(hmc_predictions.prepare(chosen.source, chosen.data_dir)), soft_wrap=True)
+    output.print(str(prepare(chosen.source, chosen.data_dir)), soft_wrap=True)

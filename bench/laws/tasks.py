@@ -18,7 +18,7 @@ from bench.photographs import photographs
 from bench.runs.records import Record
 from bench.runs.registry import misleads
 from bench.spec import misfit
-from bench.studies import references
+from bench.studies import references, topics
 
 MOST_BYTES = 4 * 2**20
 """Of a run's arrays."""
@@ -88,7 +88,7 @@ def score_is_pure(task: Task, arrays: Arrays) -> None:
     task = type(task)(task.settings)  # whatever the other has read
     with Replaced() as replaced:
         readers = ((data, "load"), (cifar, "load"), (tables, "load"), (photographs, "prepared"))
-        for module, reader in (*readers, (references, "read")):
+        for module, reader in (*readers, (topics, "load"), (references, "read")):
             replaced(module, reader, refuse)
         for array in arrays.values():
             array.flags.writeable = False

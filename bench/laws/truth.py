@@ -26,6 +26,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ from bench.data import array_digest
 from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
 from bench.runs import registry
-from bench.studies import active, hmc_predictions, references
+from bench.studies import active, hmc_predictions, references, topics
 
 SMALLEST = {
     "acquired": 1,
@@ -116,6 +117,29 @@ def small_cifar(name: str, data_dir: Any = None, train: int = 1000, test: int = 
 def small_chains(size: int, seed: int = 5) -> np.ndarray:
     """Probabilities `[size, 10]` in place of `bench.studies.hmc_predictions.load`."""
     return np.random.default_rng(seed).dirichlet(np.ones(10), size).astype(np.float32)
+
+
+class SmallTopics(topics.Topics):
+    """Texts that name their topic and a number, and vectors that no encoder made."""
+
+    def vectors(self, texts: list[str]) -> np.ndarray:
+        """Vectors that are near each other where the topic is the same."""
+        made = np.stack([self._near(text.split()[0]) + 0.5 * self._near(text) for text in texts])
+        return (made / np.linalg.norm(made, axis=1, keepdims=True)).astype(np.float32)
+
+    @staticmethod
+    def _near(text: str) -> np.ndarray:
+        return np.random.default_rng(list(text.encode())).normal(size=8)
+
+
+def small_topics(*_: Any) -> SmallTopics:
+    """Small data in place of `bench.studies.topics.load`."""
+    names = {source: (*topics.KNOWN, *new) for source, new in topics.NEW.items()}
+    texts = {
+        source: {topic: [f"{topic} {'very ' * (i % 3)}{source} {i}" for i in range(15)] for topic in of}
+        for source, of in names.items()
+    }
+    return SmallTopics(texts, Path(), "0" * 64)
 
 
 def shuffled(values: Any) -> Any:
@@ -417,6 +441,7 @@ def placed(task: Task, world: World, held_out: Ahead) -> Iterator[None]:
         # What a task reads in its own_data is changed there, once.
         is_own = type(task).own_data is not Task.own_data
         replaced(cifar, "load", small_cifar if is_own else source(world.cifar))
+        replaced(topics, "load", small_topics)  # read in own_data alone
         replaced(tables, "load", source(lambda name, *_: world.table(name, held_out(name))))
         replaced(task, "own_data", source(lambda *a: world.own_data(own, *a)))
         replaced(references, "read", lambda *_: {})  # of a reference no run knows, nor this law

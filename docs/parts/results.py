@@ -80,6 +80,10 @@ COLUMNS = {
         "accuracy",
         "ece",
     ],
+    "text_topics": [
+        *("nll", "accuracy", "ece", "nll_clean", "accuracy_clean"),
+        *("auroc_new_entropy", "auroc_new_information", "auroc_new_words", "auroc_new_clean_entropy"),
+    ],
     "shift_digits": SHIFTED,
     "shift_fashion_mnist": SHIFTED,
     "shift_cifar10": SHIFTED,
@@ -135,9 +139,12 @@ def results_if_any(task: str) -> str:
     return results(task) if finished_runs(task) else "No run is committed yet."
 
 
-def against(task: str, baseline: str = "map") -> str:
+AGAINST = ("nll", "nll_clean", "accuracy", "ece", "ood_auroc")
+AGAINST_TEXTS = ("nll", "nll_clean", "accuracy", "ece", "auroc_new_entropy", "auroc_new_clean_entropy")
+
+
+def against(task: str, names: tuple[str, ...] = AGAINST, baseline: str = "map") -> str:
     """What every method gains on a baseline, paired by seed."""
-    names = ["nll", "nll_clean", "accuracy", "ece", "ood_auroc"]
     runs = {m: group for t, m, group in groups(task) if t == task and m in methods()}
     values = {
         (method, name): {
@@ -406,6 +413,8 @@ PARTS: dict[str, Part] = {
     "results split_mnist": lambda: results("split_mnist"),
     "results retinopathy_synthetic": lambda: results("retinopathy_synthetic"),
     "results ood_digits": lambda: results_if_any("ood_digits"),
+    "results text_topics": lambda: results_if_any("text_topics"),
+    "against text_topics": lambda: against("text_topics", AGAINST_TEXTS),
     "results shift_digits": lambda: results_if_any("shift_digits"),
     "against shift_digits": lambda: against("shift_digits"),
     "bare loop": bare_loop,

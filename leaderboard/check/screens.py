@@ -426,8 +426,9 @@ def _information(arrays: Arrays) -> Iterator[Flag]:
 
     The deviation of the probability of one of two classes is at most sqrt(p (1 - p)).
     """
-    pairs = (("", "information"), ("foreign_", "foreign_information"), ("full_", "full_scores"))
-    for model, name in (*pairs, ("small_", "small_scores")):
+    pairs = [(model, f"{model}scores") for model in ("full_", "small_")]
+    pairs += [(of, f"{of}information") for of in ("", "foreign_", "clean_", "new_", "new_clean_")]
+    for model, name in pairs:
         if f"{model}log_probs" in arrays and name in arrays:
             values = arrays[name].astype(np.float64)
             above = values - _entropy(arrays[f"{model}log_probs"].astype(np.float32)).reshape(values.shape)

@@ -4,8 +4,8 @@ Tasks on data that are not in the package are slow, and are skipped where the da
 there if BENCH_REQUIRE_DATA=1. Of the names of one file on images, the first runs on the published ones, the
 others on a few made-up ones (`truth.py`): they differ in the name of the data, which `test_data.py` reads.
 UCI tables that are missing are made up in their published layout, and so are small CIFARs
-(`tests/generated.py`) and photographs of eyes (`tests/eyes.py`). Tasks on a user's own data get a committed
-file (`tests/given.py`).
+(`tests/generated.py`), photographs of eyes (`tests/eyes.py`) and vectors of texts (`truth.py`). Tasks on a
+user's own data get a committed file (`tests/given.py`).
 """
 
 import re
@@ -39,7 +39,7 @@ from bench.runs import records, registry, resolution
 from bench.runs.registry import misleads
 from bench.runs.runner import finished, load_scores
 from bench.spec import misfit
-from bench.studies import hmc_predictions, references
+from bench.studies import hmc_predictions, references, topics
 from conformance import truth
 
 EMBEDDED = [name for name, source in data.SOURCES.items() if not source.files]
@@ -78,6 +78,8 @@ def name(request, monkeypatch, tmp_path_factory):
     elif dataset in cifar.SOURCES:
         monkeypatch.setattr(cifar, "load", generated.cifar)
         monkeypatch.setattr(hmc_predictions, "load", generated.chains)
+    elif dataset in topics.SOURCES:
+        monkeypatch.setattr(topics, "load", truth.small_topics)
     elif request.param in alike(request.param)[1:] and dataset not in EMBEDDED:
         small = replace(data.SOURCES[dataset], train=truth.SIZE, test=truth.TEST)
         monkeypatch.setitem(data.SOURCES, dataset, small)

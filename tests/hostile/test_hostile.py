@@ -334,6 +334,7 @@ def test_all_that_is_no_prediction_is_ours(name, monkeypatch):
     assert own <= arrays.keys()
     said = {"mean", "variance", "draws", "predicted", "deviation", "information", "foreign_information"}
     said |= {"moved_parts"}  # of a posterior, where the world was moved
+    said |= {f"{of}_information" for of in ("clean", "new", "new_clean")}  # of groups of texts
     free = {a for a in arrays.keys() - own - said if not a.endswith(("log_probs", "_scores"))}
     assert not free
 
