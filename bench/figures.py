@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bench.contract import Row
-from bench.intervals import Band, Moments
+from bench.intervals import Band, Interval, Moments
 from bench.system.files import write
 from bench.text import all_escaped
 
@@ -428,3 +429,208 @@ def points_and_lines(
     drawn = chart(through).mark_line().encode(stroke=looks.stroke, strokeDash=looks.dash)
     layers = alt.layer(dots, drawn).resolve_scale(**APART)
     return layers.properties(title=titled(title), width=400, height=260)
+
+
+class Place(NamedTuple):
+    """A named point of `front`: its cost, above 0, its quality, and what its mark says of it."""
+
+    name: str
+    cost: float
+    quality: Interval
+    is_full: bool
+    is_on_front: bool
+
+
+_WIDTH, _HEIGHT = 600, 360
+"""Of a figure of `front`, in pixels."""
+_LETTER, _LINE, _DOT = 5.8, 11.0, 5.0
+"""Of a label the width of a letter and the height, and half the width of a point, in pixels."""
+_ROOM = 2.5
+"""What lies so many times farther from the best than three quarters of all do is not in the frame."""
+
+
+def front(
+    places: Sequence[Place], title: str | list[str], x_title: str, y_title: str, full: str, hollow: str
+) -> Any:
+    """Named points with their intervals over a logarithmic cost, those on the front joined by steps.
+
+    Points far from the best are named in the title and are not in the frame. A label that does not stand
+    beside its point is joined to it by a line; one for which there is no room is left out.
+
+    Args:
+        places: At least one, in any order, some of them on the front.
+        title: Perhaps of several lines.
+        x_title: Of the axis of costs.
+        y_title: Of the axis of qualities.
+        full: What a full mark says.
+        hollow: What a hollow one says.
+    """
+    import altair as alt
+
+    box = _box(places)
+    shown = sorted((p for p in places if box.has(p)), key=lambda p: (not p.is_on_front, p.cost))
+    scale = alt.Scale(domain=[box.low, box.high], nice=False, zero=False)
+    x = alt.X("x:Q", title=x_title, scale=alt.Scale(type="log", domain=[box.left, box.right], nice=False))
+    y, ends = (alt.Y(name, title=y_title, scale=scale) for name in ("y:Q", "low:Q"))
+    bars = [
+        {"x": p.cost, "low": max(p.quality.low, box.low), "high": min(p.quality.high, box.high)}
+        for p in shown
+        if np.isfinite(p.quality.low)
+    ]
+    marks = [{"x": p.cost, "y": p.quality.centre, "series": _mark(p, full, hollow)} for p in shown]
+    steps = [{"x": p.cost, "y": p.quality.centre} for p in shown if p.is_on_front]
+    found = labels(
+        [(p.name, *box.pixel(p)) for p in shown], _stairs([box.pixel(p) for p in shown if p.is_on_front])
+    )
+    words = [{"name": label.name, **box.point(label.left, label.middle)} for label in found]
+    ties = [
+        {
+            key + end: value
+            for end, at in (("", label.of), ("2", label.end))
+            for key, value in box.point(*at).items()
+        }
+        for label in found
+        if label.is_away
+    ]
+
+    def chart(values: list[dict[str, Any]]) -> Any:
+        return alt.Chart(alt.Data(values=values)).encode(x=x)
+
+    layers = [
+        chart(bars).mark_rule(color="#c8c8c8").encode(y=ends, y2="high:Q"),
+        chart(ties).mark_rule(color="#888888", strokeWidth=0.7).encode(y=y, x2="x2:Q", y2="y2:Q"),
+        chart(steps).mark_line(interpolate="step-after", stroke=COLOURS[1]).encode(y=y),
+        chart(marks).mark_point(size=50, opacity=1).encode(y=y, **_of_marks(full, hollow)),
+        chart(words).mark_text(align="left", baseline="middle").encode(y=y, text="name:N"),
+    ]
+    far = [f"{p.name} ({p.quality.centre:.3g})" for p in places if not box.has(p)]
+    lines = [title] if isinstance(title, str) else title
+    lines = [*lines, f"Outside the frame: {', '.join(far)}."] if far else lines
+    return alt.layer(*layers).properties(title=titled(lines), width=_WIDTH, height=_HEIGHT)
+
+
+class Tag(NamedTuple):
+    """A label: where it begins, its middle height, and its point, in pixels from the left and the top."""
+
+    name: str
+    left: float
+    middle: float
+    of: tuple[float, float]
+
+    @property
+    def rectangle(self) -> tuple[float, float, float, float]:
+        """Left, top, right, bottom."""
+        return (
+            *(self.left, self.middle - _LINE / 2),
+            *(self.left + _LETTER * len(self.name), self.middle + _LINE / 2),
+        )
+
+    @property
+    def is_away(self) -> bool:
+        """Whether it stands more than a line above or below its point."""
+        return abs(self.middle - self.of[1]) > 1.5 * _LINE
+
+    @property
+    def end(self) -> tuple[float, float]:
+        """The point of its edge above or below that is next to its point."""
+        left, top, right, bottom = self.rectangle
+        return min(max(self.of[0], left), right), top if self.middle > self.of[1] else bottom
+
+
+def labels(
+    points: Sequence[tuple[str, float, float]], lines: Sequence[tuple[float, float, float, float]] = ()
+) -> list[Tag]:
+    """Places of the labels of points (name, pixels from the left, from the top), on nothing that is drawn.
+
+    A label lies beside its point, or some lines above or below, within the frame, on no point, no line and no
+    other label; one that has no such place is left out. The first have the first choice.
+
+    Args:
+        points: Of the labels.
+        lines: Rectangles (left, top, right, bottom) that no label covers.
+    """
+    taken = [*lines, *((x - _DOT, y - _DOT, x + _DOT, y + _DOT) for _, x, y in points)]
+    placed = []
+    for name, x, y in points:
+        wide = _LETTER * len(name)
+        sides = (_DOT + 3, -wide - _DOT - 3, -wide / 2)
+        rows = sorted(range(-7, 8), key=lambda row: (abs(row), row))
+        for row, side in product(rows, sides):
+            label = Tag(name, x + side, y + row * _LINE, (x, y))
+            left, top, right, bottom = own = label.rectangle
+            inside = left >= 0 and top >= 0 and right <= _WIDTH and bottom <= _HEIGHT
+            if inside and not any(_overlap(own, other) for other in taken):
+                taken.append(own)
+                placed.append(label)
+                break
+    return placed
+
+
+def _stairs(corners: Sequence[tuple[float, float]]) -> list[tuple[float, float, float, float]]:
+    """Rectangles of the steps through corners, from the left."""
+    found = []
+    for (x, y), (right, below) in pairwise(sorted(corners)):
+        found += [(x, y - 1, right, y + 1), (right - 1, min(y, below), right + 1, max(y, below))]
+    return found
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether two rectangles (left, top, right, bottom) share more than an edge."""
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
+class _Box(NamedTuple):
+    """What a figure of `front` shows: a range of costs and one of values."""
+
+    left: float
+    right: float
+    low: float
+    high: float
+
+    def has(self, place: Place) -> bool:
+        """Whether a point lies in it."""
+        return self.low <= place.quality.centre <= self.high
+
+    def pixel(self, place: Place) -> tuple[float, float]:
+        """Where a point lies, from the left and from the top."""
+        across = np.log(place.cost / self.left) / np.log(self.right / self.left)
+        return float(_WIDTH * across), _HEIGHT * (self.high - place.quality.centre) / (self.high - self.low)
+
+    def point(self, across: float, down: float) -> dict[str, float]:
+        """What lies at a pixel."""
+        x = self.left * (self.right / self.left) ** (across / _WIDTH)
+        return {"x": x, "y": self.high - down / _HEIGHT * (self.high - self.low)}
+
+
+def _box(places: Sequence[Place]) -> _Box:
+    """Has all points but those far from the best, which is the most expensive one on the front."""
+    best = max((p for p in places if p.is_on_front), key=lambda p: p.cost).quality.centre
+    most = _ROOM * np.quantile([abs(p.quality.centre - best) for p in places], 0.75)
+    shown = [p for p in places if abs(p.quality.centre - best) <= most]
+    low, high = (end(p.quality.centre for p in shown) for end in (min, max))
+    span = high - low or abs(high) or 1.0
+    ends = [end for p in shown for end in p.quality[1:3] if np.isfinite(end)]
+    bottom = max(min([low - span / 12, *ends]), low - span / 4)
+    top = min(max([high + span / 12, *ends]), high + span / 4)
+    return _Box(min(p.cost for p in shown) / 1.3, max(p.cost for p in shown) * 1.8, bottom, top)
+
+
+def _mark(place: Place, full: str, hollow: str) -> str:
+    """What the mark of a point says."""
+    return f"{'on the front' if place.is_on_front else 'behind it'}, {full if place.is_full else hollow}"
+
+
+def _of_marks(full: str, hollow: str) -> dict[str, Any]:
+    """Stroke and fill of the marks, with a legend."""
+    import altair as alt
+
+    colours = {"on the front": COLOURS[1], "behind it": COLOURS[0]}
+    names = {
+        f"{where}, {of}": (colour, of == full) for where, colour in colours.items() for of in (full, hollow)
+    }
+    fills = [colour if is_full else "white" for colour, is_full in names.values()]
+    stroke = alt.Scale(domain=[*names], range=[colour for colour, _ in names.values()])
+    return {
+        "stroke": alt.Stroke("series:N", title=None, scale=stroke),
+        "fill": alt.Fill("series:N", title=None, scale=alt.Scale(domain=[*names], range=fills)),
+    }

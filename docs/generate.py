@@ -26,6 +26,7 @@ from parts import (
     mixtures,
     mutants,
     oracle,
+    pareto,
     results,
     retinopathy,
     singular,
@@ -37,7 +38,7 @@ from parts.evidence import ROOT
 from bench import figures
 from bench.runs import measures
 
-DRAWING = (active, continual, fidelity, geometry, mixtures, results, retinopathy, singular, training)
+DRAWING = (active, continual, fidelity, geometry, mixtures, pareto, results, retinopathy, singular, training)
 PARTS = {
     name: part
     for module in (*DRAWING, expectations, findings, methods, mutants, oracle, uci)

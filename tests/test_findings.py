@@ -18,7 +18,11 @@ from bench.runs.records import read_record, write_record
 ROOT = Path(__file__).parent.parent
 CLAIMS = findings.read(ROOT / "docs" / "findings.yaml")
 PAGE = (ROOT / "docs" / "findings.md").read_text()
-SOURCES = ("Farquhar 2022", "Resolution of Singularities 2022", "Kurle et al. 2022", "nn4post 2017")
+SOURCES = (
+    *("Farquhar 2022", "Resolution of Singularities 2022", "Kurle et al. 2022", "nn4post 2017"),
+    *("Osband et al. 2022", "Osband et al. 2023", "Laurent et al. 2023", "Mucsányi et al. 2024"),
+    *("Jordahn et al. 2025", "Zamyatin et al. 2026", "Raha et al. 2026", "Time for Sampling 2026"),
+)
 EQUAL_OR_NOT = [
     {"within": 0.1},
     {"direction": "above", "margin": 0.1},
@@ -137,6 +141,35 @@ def test_the_contrast_is_paired_by_seed(tmp_path):
     other = findings.find(claim(MAP, MFVI | {"weight": -1, "metric": "forgetting"}), [tmp_path])
     forgetting = read_record(tmp_path / "split_digits" / "mfvi" / "seed0").metrics["forgetting"]
     assert other.values[0] == pytest.approx(0.5 - forgetting)
+
+
+def test_the_least_of_the_terms_speaks_of_all_of_them(tmp_path):
+    """By hand; their sum would hide that another method has the least in seed 1."""
+    write(tmp_path, "map", {0: 0.5, 1: 0.2, 2: 0.5})
+    write(tmp_path, "mfvi", {0: 0.3, 1: 0.9, 2: 0.4})
+    least = findings.find(claim(MAP, MFVI, least=True, contrast="x", above=0.25), [tmp_path])
+    assert least.values == {0: 0.3, 1: 0.2, 2: 0.4}
+    with pytest.raises(ValueError, match="no simple difference"):
+        claim(MAP, MFVI | {"weight": -1}, least=True)
+
+
+def test_runs_that_are_paired_by_a_setting_have_the_others_that_the_term_names(tmp_path):
+    """Runs of other settings of method or task would stand in for the cell's own."""
+    write(tmp_path, "map", {0: 0.5, 1: 0.6})
+    record = read_record(tmp_path / "split_digits" / "map" / "seed0")
+    rate, order = record.method.settings["learning_rate"], record.task.settings["order"]
+    named = MAP | {"method_settings": {"learning_rate": rate}, "task_settings": {"order": order}}
+    assert len(findings.find(claim(named, per="epochs"), [tmp_path]).values) == 1
+    for other in ({"method_settings": {"learning_rate": 2 * rate}}, {"task_settings": {"order": "x"}}):
+        assert not findings.find(claim(named | other, per="epochs"), [tmp_path]).values
+
+
+def test_every_run_has_the_seconds_of_its_fits(tmp_path):
+    write(tmp_path, "map", {0: 0.5})
+    fits = read_record(tmp_path / "split_digits" / "map" / "seed0").fits
+    spent = findings.find(claim(MAP, metric=findings.SECONDS), [tmp_path]).values
+    assert len(fits) > 1
+    assert spent == {0: pytest.approx(sum(fit.seconds for fit in fits))}
 
 
 def test_two_seeds_give_no_verdict(tmp_path):

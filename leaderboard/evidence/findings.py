@@ -1,10 +1,11 @@
 """Headlines of the documents, held against the committed records: reproduced, contradicted or undecided.
 
-A claim (docs/findings.yaml) names a contrast, a weighted sum of metrics of cells, and where it should lie:
-above or below a number, within a margin of 0 (an equality), or on one side of 0 (a difference). The contrast
-has a value for every seed that all its cells have; runs that share no seed are never compared. The 95% t
-interval over these values decides, and below `FEWEST` of them nothing does. Where the values are of random
-splits of one table, the interval allows for the rows that splits share (`bench.intervals.student`).
+A claim (docs/findings.yaml) names a contrast, a weighted sum of metrics of cells or the least of them, and
+where it should lie: above or below a number, within a margin of 0 (an equality), or on one side of 0 (a
+difference). The contrast has a value for every seed that all its cells have; runs that share no seed are
+never compared. The 95% t interval over these values decides, and below `FEWEST` of them nothing does. Where
+the values are of random splits of one table, the interval allows for the rows that splits share
+(`bench.intervals.student`).
 
 Equality and difference of one quantity share one margin, so that one size never counts as both: a difference
 is reproduced beyond the margin alone. Where the document prints its size, it has to be met within a factor
@@ -42,6 +43,8 @@ MOST = 100
 """Seeds up to which it is said how many would decide."""
 REPETITION = "repetition"
 SPLIT = "split"
+SECONDS = "training_seconds"
+"""The metric that every run has: the seconds of its fits, as its record has them."""
 ROOTS = (SUBMISSIONS / OURS, RECORDS)
 
 
@@ -76,6 +79,7 @@ class Claim(_OfYaml):
     source: str
     metric: str
     contrast: str | None = None
+    least: bool = False
     terms: list[Term] = pydantic.Field(min_length=1)
     above: float | None = None
     below: float | None = None
@@ -105,7 +109,8 @@ class Claim(_OfYaml):
             raise ValueError(f"{self.id}: give same or other, not both")
         if self.protocol == "paper" and any(term.preset != "paper" for term in self.terms):
             raise ValueError(f"{self.id}: is not at preset paper, so that same or other must say why")
-        if self.contrast is None and [term.weight for term in self.terms] not in ([1], [1, -1]):
+        is_plain = not self.least and [term.weight for term in self.terms] in ([1], [1, -1])
+        if self.contrast is None and not is_plain:
             raise ValueError(f"{self.id}: is no simple difference, so that contrast must say what it is")
         return self
 
@@ -260,8 +265,13 @@ def find(claim: Claim, roots: Sequence[Path] = ROOTS) -> Finding:
         found.append(values)
     keys = sorted(set.intersection(*map(set, found)))
     absent = [key for key in keys if any(values[key] is None for values in found)]
+    combine = min if claim.least else sum
     contrast = {
-        key: sum(term.weight * (values[key] or 0.0) for term, values in zip(claim.terms, found, strict=True))
+        key: float(
+            combine(
+                term.weight * (values[key] or 0.0) for term, values in zip(claim.terms, found, strict=True)
+            )
+        )
         for key in keys
         if key not in absent
     }
@@ -283,7 +293,10 @@ def _over_seeds(contrast: Mapping[tuple[int, int], float]) -> dict[int, float]:
 
 
 def _runs(claim: Claim, term: Term, roots: Sequence[Path]) -> Iterator[tuple[Path, Record]]:
-    """The committed runs of a cell; where another setting of the task is paired, at all its values."""
+    """The committed runs of a cell; where another setting of the task is paired, at all its values.
+
+    There the settings that the term names are the run's, and it may have others beside them.
+    """
     if claim.per in (None, REPETITION, SPLIT):
         choice = resolve(term.plan())
         pattern = f"{choice.task_identity}/{choice.method_identity}/seed*"
@@ -292,7 +305,9 @@ def _runs(claim: Claim, term: Term, roots: Sequence[Path]) -> Iterator[tuple[Pat
     found = {path.parts[-3:]: path for root in roots for path in root.glob(pattern)}
     for _, path in sorted(found.items()):
         record = _record(path)
-        if (record.task.name, record.method.name) == (term.task, term.method):
+        is_cell = (record.task.name, record.method.name) == (term.task, term.method)
+        named = term.task_settings.items() <= record.task.settings.items()
+        if is_cell and named and term.method_settings.items() <= record.method.settings.items():
             yield path, record
 
 
@@ -319,7 +334,8 @@ def _values(claim: Claim, metric: str, path: Path, record: Record) -> dict[Any, 
     if record.status != "completed":
         return {key: claim.diverged}
     last = record.fits[-1].diagnostics if record.fits else {}
-    for table in (record.metrics, record.validation, last):
+    spent = {SECONDS: sum(fit.seconds for fit in record.fits)}
+    for table in (record.metrics, record.validation, last, spent):
         if metric in table:
             return {key: table[metric]}
     raise UsageError(f"{claim.id}: {path} has no {metric}")
