@@ -104,7 +104,7 @@ class MIMO(Method):
         """
         every = rows.flatten()
         outputs = self._heads(batch.inputs[every]).flatten(0, 1)[None]  # [1, M T, K]
-        shuffled = Batch(*(None if part is None else part[every] for part in batch))
+        shuffled = Batch(*(part[every] for part in batch if part is not None))
         mean = likelihood_term(self.likelihood, outputs, shuffled, self.problem.num_train)
         weights = {name: p[None] for name, p in self.network.named_parameters()}
         return len(rows) * mean, -log_prob(self.prior, weights).sum()
