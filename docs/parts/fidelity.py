@@ -12,6 +12,7 @@ from parts.evidence import (
     Drawing,
     Part,
     by_seed,
+    compared,
     compared_table,
     finished_runs,
     footer,
@@ -202,9 +203,11 @@ def cifar10() -> str:
 
 
 def drawn() -> Iterator[Drawing]:
-    """Distances and spreads by width."""
+    """Distances and spreads by width; ranks of simulation-based calibration."""
     if runs := [r for r in finished_runs("fidelity_toy") if r.method_identity in WIDTHS]:
         yield {"fidelity_toy-widths": widths_chart()}, footer(runs)
+    if runs := finished_runs("sbc"):
+        yield compared("sbc").charts, footer(runs)
 
 
 PARTS: dict[str, Part] = {
