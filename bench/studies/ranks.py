@@ -67,7 +67,10 @@ def comparison(runs: Sequence[FinishedRun]) -> Comparison:
         distance, limit = deviations(ranks, number).max(), band(*truth.shape)
         inside, exact = covered(ranks, number, 0.9)
         width = scale(draws, truth)
-        verdict = "too narrow" if inside < exact else "too wide"
+        if exact == 1:  # so few draws have no interval of 90%
+            verdict = "too narrow" if width is None or width > 1 else "too wide"
+        else:
+            verdict = "too narrow" if inside < exact else "too wide"
         rows.append(
             [
                 f"`{run.line}`",
@@ -76,7 +79,7 @@ def comparison(runs: Sequence[FinishedRun]) -> Comparison:
                 f"{distance:.3f}",
                 f"{limit:.3f}",
                 "as an exact posterior" if distance <= limit else verdict,
-                f"{inside:.0%}",
+                "-" if exact == 1 else f"{inside:.0%}",
                 "-" if width is None else f"{width:.2f}",
                 f"{run.metrics['nll']:.3f}",
             ]
