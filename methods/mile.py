@@ -71,7 +71,7 @@ class MILE(Microcanonical):
 
     settings_class = Settings
     approximates = "the posterior by draws of chains of constant speed, each from an optimised network"
-    declares = "exact in the limit of steps", {"burn": 60, "kept": 120, "steps": 8, "energy_variance": 5e-4}
+    declares = "exact in the limit of steps", {"burn": 60, "kept": 160, "steps": 8, "energy_variance": 5e-4}
     name = "mile"
     phases = (0.8, 0.1)
     memory = 100
