@@ -5,7 +5,8 @@
 
 An accelerator draws other noise from the same seed, so that its runs cannot be compared number by number.
 Each is compared with the committed runs of its method, which a processor made: were it one more of them, t
-would have Student's distribution, with one degree of freedom less than there are runs.
+would have Student's distribution, with one degree of freedom less than there are runs. Both stand in the
+file, since settings that are searched later bring other runs to the board.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def main() -> None:
         own = {m: {name: r.metrics[name] for name in METRICS} for m, r in sorted(records.items())}
         place = next(iter(records.values())).environment
         heading = {"device": place.device, "python": place.python, "torch": place.torch}
-        write(options.json, heading | {"runs": own})
+        beside = {m: [{name: of[name] for name in METRICS} for of in processor[m]] for m in own}
+        write(options.json, heading | {"runs": own, "processor": beside})
 
 
 if __name__ == "__main__":
