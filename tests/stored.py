@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 
 from bench.leaderboard.evidence import entries, store
+from bench.runs import records
 
 
 @cache
@@ -25,6 +26,11 @@ def brought():
     return store.bring((directory for directory, _ in entries.committed()), tell)
 
 
+def has_none(directory):
+    """Whether a run ended without arrays, as one that diverged may."""
+    return records.read_record(directory).provenance.arrays_digest is None
+
+
 def at_hand(directories, every=False):
     """Those runs whose arrays are here; the entries that cannot be computed again are told.
 
@@ -37,7 +43,7 @@ def at_hand(directories, every=False):
     directories = list(directories)
     assert directories, "no committed run was found"
     why = brought()
-    here = [directory for directory in directories if store.run_arrays(directory) is not None]
+    here = [directory for directory in directories if store.run_arrays(directory) or has_none(directory)]
     absent = [directory for directory in directories if directory not in set(here)]
     if absent:
         names = sorted({"/".join(directory.parts[-3:-1]) for directory in absent})
