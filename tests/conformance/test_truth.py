@@ -43,6 +43,19 @@ def test_law_passes_a_sound_task():
     truth.the_held_out_truth_moves_nothing_else(moons.TwoMoons, moons.SETTINGS, set())
 
 
+@pytest.mark.parametrize("more", [False, True])
+def test_inputs_of_many_worlds_explain_their_own_places_alone(more):
+    """Four worlds of five inputs `[W, S, N]`: the changed ones alone; the cheat moves one beside them."""
+    moved = np.zeros((4, 5), bool)
+    moved.flat[truth.some(20)] = True
+    beside = np.flatnonzero(~moved)[3]
+    moved.flat[beside] = more
+    places = [set(np.flatnonzero(at).tolist()) for at in truth.along_axes(np.stack([moved] * 3, 1))]
+    lengths = (4, 3, 5, 12, 20, 15)
+    said = [truth.explained(at, (20,), length) for at, length in zip(places, lengths, strict=True)]
+    assert any(said) != more
+
+
 class LooksAtTheTest(moons.TwoMoons):
     """Nothing is predicted, but the training loss is shifted by a held-out label."""
 
