@@ -7,13 +7,13 @@ import pytest
 import scipy.stats
 import torch
 from conformance import problems
+from oracles.doubles import batch_of, off_start
 from scipy.integrate import quad
 from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
 from bench import likelihoods
-from bench.contract import Batch
 from bench.divergence import log_prob
 from bench.errors import UsageError
 from bench.methods import evidential
@@ -22,18 +22,7 @@ from bench.methods.evidential import Evidential, Settings
 
 def method_of(problem, **values):
     """The method in float64, off its start."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        method = Evidential(problem, Settings(**values)).double()
-        with torch.no_grad():
-            for p in method.parameters():
-                p += 0.3 * torch.randn_like(p)
-    return method
-
-
-def batch_of(problem):
-    inputs, targets = problem.train.tensors
-    return Batch(inputs.double(), targets.double() if targets.is_floating_point() else targets)
+    return off_start(Evidential, problem, Settings(**values))
 
 
 def row(*values):

@@ -10,6 +10,7 @@ import pytest
 import scipy.stats
 import torch
 from conformance import problems
+from oracles.doubles import batch_of, off_start
 from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
@@ -26,18 +27,7 @@ from bench.methods.mimo import MIMO, Settings, shuffles
 
 def method_of(problem, **values):
     """The method in float64, off its start."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        method = MIMO(problem, Settings(**values)).double()
-        with torch.no_grad():
-            for p in method.parameters():
-                p += 0.3 * torch.randn_like(p)
-    return method
-
-
-def batch_of(problem):
-    inputs, targets = problem.train.tensors
-    return Batch(inputs.double(), targets.double() if targets.is_floating_point() else targets)
+    return off_start(MIMO, problem, Settings(**values))
 
 
 # ---- the network

@@ -7,6 +7,7 @@ from functools import partial
 import pytest
 import torch
 from conformance import problems
+from oracles.doubles import batch_of, off_start
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
@@ -23,18 +24,7 @@ from bench.methods.packed import Packed, Settings, narrowed
 
 def method_of(problem, **values):
     """The method in float64, off its start."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        method = Packed(problem, Settings(**values)).double()
-        with torch.no_grad():
-            for p in method.parameters():
-                p += 0.3 * torch.randn_like(p)
-    return method
-
-
-def batch_of(problem):
-    inputs, targets = problem.train.tensors
-    return Batch(inputs.double(), targets.double() if targets.is_floating_point() else targets)
+    return off_start(Packed, problem, Settings(**values))
 
 
 def wide(dropout=0.0):
