@@ -116,6 +116,7 @@ class Epinet(Method):
     declares = "none"
     provides = frozenset({"weighted", "loss_terms"})
     settings: Settings
+    stacks = True
 
     def __init__(self, problem: Problem, settings: Settings, start: Epinet | None = None) -> None:
         super().__init__(problem, settings, start)

@@ -166,6 +166,7 @@ class MatrixNormalVI(Variational):
     declares = "optimum of KL among normals", {"learning_rate": 0.01, "train_samples": 8}
     provides = frozenset({"weight_samples", "density", "moments", "sequential", "weighted", "loss_terms"})
     settings: Settings
+    stacks = True
     LARGEST = 5_000
     """Rows or columns of a matrix above which a problem is refused."""
 

@@ -62,6 +62,7 @@ class Packed(Method):
     declares = "none"
     provides = frozenset({"weighted", "loss_terms"})
     settings: Settings
+    stacks = True
 
     def __init__(self, problem: Problem, settings: Settings, start: Packed | None = None) -> None:
         super().__init__(problem, settings, start)

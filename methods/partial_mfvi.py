@@ -84,6 +84,7 @@ class PartialMFVI(Method):
     declares = "mean-field optimum of KL", {"learning_rate": 0.05, "rate_decay": 0.995}
     provides = frozenset({"weight_samples", "moments", "weighted", "loss_terms"})
     settings: Settings
+    stacks = True
 
     def __init__(self, problem: Problem, settings: Settings, start: PartialMFVI | None = None) -> None:
         super().__init__(problem, settings, start)
@@ -106,13 +107,13 @@ class PartialMFVI(Method):
 
     def _normals(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Mean and standard deviation of every stochastic tensor."""
+        parameters = dict(self.network.named_parameters())
         pairs = zip(self.stochastic, self.rho, strict=True)
-        return {name: (self.network.get_parameter(name), softplus(rho)) for name, rho in pairs}
+        return {name: (parameters[name], softplus(rho)) for name, rho in pairs}
 
     def draw_noise(self, num_samples: int, generator: torch.Generator) -> Noise:
         """Standard normal noise `[S, *shape]` per stochastic tensor."""
-        like = {name: self.network.get_parameter(name) for name in self.stochastic}
-        return normal_noise(num_samples, like, generator)
+        return normal_noise(num_samples, dict(zip(self.stochastic, self.rho, strict=True)), generator)
 
     def _draw(self, noise: Noise) -> dict[str, Tensor]:
         """Weights `[S, *shape]`: draws, and each point S times."""

@@ -68,6 +68,7 @@ class Rank1(Method):
     declares = "none"
     provides = frozenset({"weight_samples", "moments", "weighted", "loss_terms"})
     settings: Settings
+    stacks = True
 
     def __init__(self, problem: Problem, settings: Settings, start: Rank1 | None = None) -> None:
         super().__init__(problem, settings, start)
@@ -123,7 +124,7 @@ class Rank1(Method):
 
     def _pairs(self, factors: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
         """Vectors `[N, d]` as r `[N, outputs, 1, ...]` and s `[N, 1, inputs, ...]` of every shared weight."""
-        shapes = {name: self.network.get_parameter(name).shape for name in self.shared}
+        shapes = {n: p.shape for n, p in self.network.named_parameters() if n in self.shared}
         parts = iter(factors.split([size for shape in shapes.values() for size in shape[:2]], 1))
         pairs = {}
         for name, shape in shapes.items():
