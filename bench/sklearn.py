@@ -41,7 +41,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from bench import cells, encoding
+from bench import cells, encoding, learning
 from bench.columns import Column, Wish, judged
 from bench.errors import UsageError
 from bench.text import one_line
@@ -477,7 +477,7 @@ class PosteriorClassifier(ClassifierMixin, _Estimator):
             raise Refused(
                 f"y: the label {every[texts.index(None)]!r} stands for a missing one: name the class"
             )
-        names = encoding.identities(Column("y", False, texts, texts))
+        names = learning.identities(Column("y", False, texts, texts))
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
             raise Refused(f"y: several labels are written '{one_line(twice)}': rename one")

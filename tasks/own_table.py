@@ -6,7 +6,7 @@ and which knows its own error?
 Protocol: a file with a line of names, one column of which is the target. 20% of the rows are held out: at
 random (of classes the same share each), by whole groups, the latest, or as a column says. From 10,000 other
 rows on a tenth of these is kept aside, and the fit stops when it predicts them no better. Columns are encoded
-by what scikit-learn's transformers learn from the training rows alone (`bench.encoding`); a numeric target is
+by what scikit-learn's transformers learn from the training rows alone (`bench.learning`); a numeric target is
 standardised by them, and scores are in its own unit. One fit per run of a network with one hidden layer of 50
 units, ReLU, prior N(0, 1); of a numeric target the standard deviation of the noise is learned along, or given
 by the network for every row (`--task.noise heteroscedastic`). `--seed` moves the fit, `--task.split` the
@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
-from bench import columns, encoding, metrics, networks, own_network, priors
+from bench import columns, encoding, learning, metrics, networks, own_network, priors
 from bench.contract import (
     Arrays,
     Budget,
@@ -161,13 +161,13 @@ class OwnTable(rows_of.TableTask):
         """What the training rows teach."""
         texts_by = self.settings.text_encoder or ""
         train = self.rows["train"]
-        return encoding.fit(self.inputs, self.target_column, self.kind, train, self.weights, texts_by)
+        return learning.fit(self.inputs, self.target_column, self.kind, train, self.weights, texts_by)
 
     @cached_property
     def _encoded(self) -> dict[str, np.ndarray]:
         """Inputs `[N, D]` of train, val and test."""
         found = {
-            "train": encoding.of_training(
+            "train": learning.of_training(
                 self.encoder, self.inputs, self.target_column, self.rows["train"], self.weights
             )
         }
@@ -300,7 +300,7 @@ class OwnTable(rows_of.TableTask):
             f"{given.file}: {len(rows['train'])} rows trained on, {aside}{len(rows['test'])} held out ({how})"
             + (f", {self.left_out} left out, since they have no target" if self.left_out else "")
         ]
-        kind, why = encoding.guessed(self.target_column)
+        kind, why = learning.guessed(self.target_column)
         guess = "" if given.kind else f", guessed from {why}; --task.kind says otherwise"
         learned = f"mean {target.mean:.4g}, sd {target.scale:.4g} of the training rows"
         if target.classes:

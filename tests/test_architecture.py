@@ -259,7 +259,14 @@ def test_a_newcomer_sees_at_the_root_what_methods_and_tasks_import():
 
 def test_methods_know_no_data():
     """They see a `Problem`; what data there are, and how it is scored, is the task's."""
-    data = ("bench.data", "bench.cifar", "bench.corruptions", "bench.tables", "bench.encoding")
+    data = (
+        "bench.data",
+        "bench.cifar",
+        "bench.corruptions",
+        "bench.tables",
+        "bench.encoding",
+        "bench.learned",
+    )
     scores = ("bench.metrics", "bench.figures", "bench.studies")
     for name in SOURCES:
         if name.startswith(("bench.methods.", "bench.families.")):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.preprocessing import TargetEncoder
 
-from bench import cells, columns, encoding
+from bench import cells, columns, learning
 from bench.errors import UsageError
 from bench.studies import own
 from bench.studies.own_rows import LARGE
@@ -197,7 +197,7 @@ def test_a_target_of_true_and_false_in_several_spellings_has_two_classes(tmp_pat
     }.items():
         path = write(tmp_path / "t.csv", numbers(c=(list(values) * 60)[:60]))
         task = make(path, "c")
-        assert encoding.classes(task.labels) == expected
+        assert learning.classes(task.labels) == expected
 
 
 def test_rows_that_are_trained_on_and_held_out_are_counted(tmp_path):
@@ -324,9 +324,9 @@ def test_a_weight_of_two_is_the_row_twice_in_means_of_categories_and_in_dates(ki
     targets = draw.normal(size=200).round(3) if kind == "regression" else draw.choice(["a", "b", "c"], 200)
     target, rows = columns.column("y", targets.tolist()), np.arange(200)
     weights = draw.integers(1, 4, 200)
-    learned = encoding.fit(columns_, target, kind, rows, weights)
-    twice = encoding.fit(columns_, target, kind, np.repeat(rows, weights))
-    once = encoding.fit(columns_, target, kind, rows)
+    learned = learning.fit(columns_, target, kind, rows, weights)
+    twice = learning.fit(columns_, target, kind, np.repeat(rows, weights))
+    once = learning.fit(columns_, target, kind, rows)
     values = {c.name: c.values for c in columns_}
     np.testing.assert_allclose(learned.encode(values), twice.encode(values), atol=1e-12)
     assert (np.abs(learned.encode(values) - once.encode(values)).max(0) > 1e-3)[[0, -5]].all()
@@ -403,7 +403,7 @@ def test_groups_and_times_stay_on_one_side(split, tmp_path):
     assert sorted(np.concatenate(list(rows.values()))) == list(range(300))
     assert 30 <= len(rows["test"]) <= 60
     assert bool(len(rows["val"])) == ("aside" in split)
-    table = encoding.read(tmp_path / "a.csv")
+    table = cells.read(tmp_path / "a.csv")
     parts = [part for part in ("train", "val", "test") if len(rows[part])]
     for one, other in pairwise(parts):
         of_group, of_time = ([{table[c][i] for i in rows[part]} for part in (one, other)] for c in "gt")

@@ -19,7 +19,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
 import bench
-from bench import cli, encoding
+from bench import cells, cli, encoding
 from bench.contract import Undefined
 from bench.errors import UsageError
 from bench.runs import registry
@@ -86,7 +86,7 @@ def test_inputs_are_those_of_scikit_learn_fitted_on_the_training_rows(target, tm
 
 def holes(folder):
     """The penguins with every seventh flipper missing."""
-    columns = encoding.read(PENGUINS)
+    columns = cells.read(PENGUINS)
     flippers = columns["flipper_length_mm"]
     columns["flipper_length_mm"] = ["?" if i % 7 == 0 else value for i, value in enumerate(flippers)]
     return write(folder / "holes.csv", columns)
@@ -709,7 +709,7 @@ def test_a_column_that_never_changed_is_not_looked_at(only, others, settings, mi
 
 def test_test_rows_are_unseen_by_a_search(tmp_path, capsys):
     """Their targets may be anything: values and choice are the same. Cheat: training targets do move them."""
-    made, table = make(), encoding.read(PENGUINS)
+    made, table = make(), cells.read(PENGUINS)
     kept = [row for row, cell in enumerate(table["body_mass_g"]) if cell not in ("", "NA")]
     found = {}
     for part in ("none", "test", "train"):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from bench import columns, encoding
+from bench import columns, encoding, learning
 from bench.cells import read, text, zone
 from bench.columns import Column, Wish
 from bench.contract import Task
@@ -86,7 +86,7 @@ class TableTask(Task):
         """Whether the target is a number or a class."""
         target = self.target_column
         name, path = one_line(target.name), self.settings.file
-        kind = self.settings.kind or encoding.guessed(target)[0]
+        kind = self.settings.kind or learning.guessed(target)[0]
         if kind == "regression" and not target.is_number:
             raise UsageError(f"--task.kind regression: the target '{name}' holds texts, which are no numbers")
         counts = Counter(self.labels if kind == "classification" else target.values)
@@ -96,7 +96,7 @@ class TableTask(Task):
                 "nothing to learn"
             )
         if kind == "classification":
-            alone = [value for value in encoding.classes(self.labels) if counts[value] == 1]
+            alone = [value for value in learning.classes(self.labels) if counts[value] == 1]
             otherwise = "; --task.kind regression takes the target as a number" if target.is_number else ""
             if alone:
                 raise UsageError(
@@ -114,7 +114,7 @@ class TableTask(Task):
     @cached_property
     def labels(self) -> list[str]:
         """Name of each row's class, `[N]`, if the target is taken for classes."""
-        return encoding.identities(self.target_column)
+        return learning.identities(self.target_column)
 
     @cached_property
     def inputs(self) -> list[Column]:
@@ -156,7 +156,7 @@ class TableTask(Task):
             labels = np.array(self.labels, object)
             if new := set(labels) - set(labels[found["train"]]):
                 raise UsageError(
-                    f"{given.file}: the class {one_line(encoding.classes(new)[0])} is in test rows "
+                    f"{given.file}: the class {one_line(learning.classes(new)[0])} is in test rows "
                     "alone, or in those kept aside: nothing could have learned it; split otherwise"
                 )
         return found
