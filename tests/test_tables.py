@@ -264,12 +264,12 @@ def other_mask(change):
     return spoil
 
 
-def tested_twice(masks):
+def twice(masks):
     masks[0] = 1
     return masks
 
 
-def tested_never(masks):
+def never(masks):
     masks[0] = 0
     return masks
 
@@ -293,8 +293,8 @@ SPOILT_MASKS = {
     "a row less": (other_mask(lambda masks: masks[1:]), "expected 10 masks of 1503 rows, each 0 or 1"),
     "a fold less": (other_mask(lambda masks: masks[:, 1:]), "expected 10 masks of 1503 rows, each 0 or 1"),
     "half a row": (other_mask(half_tested), "expected 10 masks of 1503 rows, each 0 or 1"),
-    "twice": (other_mask(tested_twice), "each row must be tested in one fold"),
-    "never": (other_mask(tested_never), "each row must be tested in one fold"),
+    "twice": (other_mask(twice), "each row must be tested in one fold"),
+    "never": (other_mask(never), "each row must be tested in one fold"),
     "folds of any size": (other_mask(of_one_fold), "expected folds of 150 or 151 rows, found 0 to 30"),
     "cut": (cut, "test_mask.csv.gz: cannot be read"),
     "no archive": (replace("test_mask.csv.gz", "0,1\n"), "test_mask.csv.gz: cannot be read"),
