@@ -54,6 +54,7 @@ from bench.contract import (
     Spec,
 )
 from bench.data import array_digest
+from bench.predictions import Categorical
 from bench.settings import Count, settings
 from bench.spec import PREDICTED
 from bench.studies import shift
@@ -164,6 +165,7 @@ class Shift(PictureTask):
         if own.joint:
             cell = shift.joint_cells(self.pairs, self.severities)
             at = ends[1] + cell * len(test) + np.arange(2 * self.pairs)
+            assert isinstance(prediction, Categorical)
             arrays["joint_log_probs"] = metrics.store(prediction.log_probs[:, at])
         seen = metrics.restore(arrays["val_log_probs"])
         engine.log("nll_clean", metrics.negative_log_likelihood(seen, self.held_out("val")))
