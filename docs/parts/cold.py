@@ -12,7 +12,7 @@ from bench.intervals import student
 from bench.runs.records import Record
 
 SHOWN = {
-    ("hmc", "fidelity_digits"): ("nll",),
+    ("hmc", "fidelity_digits"): ("nll", "wasserstein"),
     ("sghmc", "shift_digits"): ("nll_clean", "accuracy_clean", "nll", "accuracy"),
 }
 """Method and task -> the metrics that are shown; by the first one temperatures are judged."""
@@ -21,6 +21,7 @@ SAID = {
     "nll_clean": "NLL of clean images",
     "accuracy_clean": "accuracy on clean images",
     "accuracy": "accuracy",
+    "wasserstein": "distance to the posterior at T = 1",
 }
 
 ByTemperature = dict[float, dict[int, Record]]
