@@ -6,9 +6,11 @@ inputs and by the range of its target, and its digest tells which content was us
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import tempfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,8 @@ class TableSource:
         columns: Number of inputs.
         target_range: Least and largest target.
         folder: Its folder in the public repositories of splits; empty if it is embedded in scikit-learn.
+        masks: Whether that is of the package uci_datasets, whose public splits are the masks of ten folds.
+        splits: How many splits of it are usual.
         archive_file: A text file of the UCI archive that holds it, its target in column `archive_target`.
         archive_target: Column of the target in that file; the inputs are the other first columns.
         archive_id: Its number in the UCI archive's interface; None if it is not there.
@@ -69,6 +73,8 @@ class TableSource:
     columns: int
     target_range: tuple[float, float]
     folder: str = ""
+    masks: bool = False
+    splits: int = 20
     archive_file: str = ""
     archive_target: int = -1
     archive_id: int | None = None
@@ -154,6 +160,7 @@ SOURCES = {
         columns=9,
         target_range=(0.0, 20.999),
         folder="protein-tertiary-structure",
+        splits=5,
         archive_file="CASP.csv",
         archive_target=0,
         archive_id=265,
@@ -182,6 +189,28 @@ SOURCES = {
         archive_target=6,
         archive_id=243,
     ),
+    "airfoil": TableSource(
+        title="Airfoil self-noise",
+        target="sound pressure level less its mean",
+        unit="dB",
+        rows=1503,
+        columns=5,
+        target_range=(-21.456, 16.151),
+        folder="airfoil",
+        masks=True,
+        splits=10,
+    ),
+    "bike": TableSource(
+        title="Bike sharing by the hour",
+        target="logarithm of the number of rentals less its mean",
+        unit="log rentals",
+        rows=17_379,
+        columns=17,
+        target_range=(-4.5361, 2.3484),
+        folder="bike",
+        masks=True,
+        splits=10,
+    ),
     "diabetes": TableSource(
         title="Diabetes progression, as embedded in scikit-learn",
         target="progression after one year",
@@ -205,15 +234,23 @@ def _locate(name: str, data_dir: Path | str | None) -> tuple[Path, Table]:
         return _embedded(source)
     roots = places.roots(data_dir)
     public = [f"{source.folder}/data", f"UCI_Datasets/{source.folder}/data", source.folder]
+    needed, read = ("data.txt", "index_target.txt"), _read_public
+    if source.masks:
+        public = [f"uci_datasets/{source.folder}", source.folder]
+        needed, read = ("data.csv.gz", "test_mask.csv.gz"), _read_masked
     for folder in (root / layout for root in roots for layout in public):
-        if (folder / "index_target.txt").is_file() and (folder / "data.txt").is_file():
-            return folder / "data.txt", _read_public(folder, source)
+        if all((folder / name).is_file() for name in needed):
+            return folder / needed[0], read(folder, source)
     if source.archive_file:
         for folder in (root / layout for root in roots for layout in (".", *public, name)):
             if (path := folder / source.archive_file).is_file():
                 return path, _read_archive(path, source)
-    files = "data.txt, index_features.txt and index_target.txt"
-    ways = [f"with {source.folder}/data/ of the public UCI splits (its {files})"]
+    ways = [
+        f"with {source.folder}/data/ of the public UCI splits (its data.txt, index_features.txt and "
+        "index_target.txt)"
+    ]
+    if source.masks:
+        ways = [f"with {source.folder}/ of the public package uci_datasets (its {' and '.join(needed)})"]
     if source.archive_file:
         ways.append(f"with the UCI archive's {source.archive_file}")
     message = (
@@ -221,7 +258,8 @@ def _locate(name: str, data_dir: Path | str | None) -> tuple[Path, Table]:
         f"give --data-dir or BENCH_DATA a folder {' or '.join(ways)}"
     )
     if source.archive_id is None:
-        raise places.NotFound(f"{message}; it cannot be fetched, the UCI archive does not offer it")
+        kind = " in this form" if source.masks else ""
+        raise places.NotFound(f"{message}; it cannot be fetched, the UCI archive does not offer it{kind}")
     raise places.NotFound(
         f"{message}, or pip install 'posterior-bench[uci]' and run `bench data get {name}` "
         "on a machine with internet"
@@ -250,6 +288,25 @@ def _read_public(folder: Path, source: TableSource) -> Table:
     return Table(table.inputs, table.targets, tuple(published), table.digest)
 
 
+def _read_masked(folder: Path, source: TableSource) -> Table:
+    """Read the layout of uci_datasets: inputs and target by row, and by row and fold whether it is tested."""
+    matrix = _numbers(folder / "data.csv.gz")
+    table = _checked(folder / "data.csv.gz", source, matrix[:, :-1], matrix[:, -1])
+    path = folder / "test_mask.csv.gz"
+    masks = _numbers(path)
+    if masks.shape != (source.rows, source.splits) or not np.isin(masks, (0, 1)).all():
+        raise DataError(f"{path}: expected {source.splits} masks of {source.rows} rows, each 0 or 1")
+    if (masks.sum(1) != 1).any():
+        raise DataError(f"{path}: each row must be tested in one fold")
+    sizes, least = masks.sum(0), source.rows // source.splits
+    if sizes.min() < least or sizes.max() > least + 1:
+        raise DataError(
+            f"{path}: expected folds of {least} or {least + 1} rows, found {sizes.min():g} to {sizes.max():g}"
+        )
+    published = tuple((np.flatnonzero(mask == 0), np.flatnonzero(mask)) for mask in masks.T)
+    return Table(table.inputs, table.targets, published, table.digest)
+
+
 def _read_archive(path: Path, source: TableSource) -> Table:
     matrix = _numbers(path)
     if matrix.shape[1] <= source.columns:
@@ -261,8 +318,10 @@ def _read_archive(path: Path, source: TableSource) -> Table:
 def _numbers(path: Path) -> np.ndarray:
     """A matrix from text: columns parted by blanks, commas or semicolons, perhaps one line of names first."""
     try:
-        lines = re.sub("[,;]", " ", path.read_text()).split("\n")
-    except (OSError, UnicodeDecodeError) as error:
+        is_packed = path.suffix == ".gz"
+        text = gzip.decompress(path.read_bytes()).decode() if is_packed else path.read_text()
+        lines = re.sub("[,;]", " ", text).split("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     lines = [line for line in lines if line.strip()]
     if lines and not _is_number(lines[0].split()[0]):

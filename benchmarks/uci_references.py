@@ -36,6 +36,7 @@ from sklearn.tree import DecisionTreeRegressor
 from bench.runs import registry
 from bench.settings import build
 from bench.studies import conformal, forecasts, normals
+from bench.studies.published_splits import mc_dropout
 from bench.system.files import write
 
 LEVEL = 90
@@ -224,7 +225,7 @@ def merged(kept: str, made: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    names = [name for name in registry.tasks() if name.startswith("uci_")]
+    names = [f"uci_{table}" for table in mc_dropout()]
     parser.add_argument("tasks", nargs="*", default=names, help="all nine unless given")
     parser.add_argument("--csv", type=Path, help="file whose rows of these tables are written anew")
     options = parser.parse_args()

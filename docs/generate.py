@@ -17,11 +17,13 @@ import sys
 
 from parts import (
     active,
+    cold,
     continual,
     expectations,
     fidelity,
     findings,
     geometry,
+    joint,
     methods,
     mixtures,
     mutants,
@@ -38,10 +40,13 @@ from parts.evidence import ROOT
 from bench import figures
 from bench.runs import measures
 
-DRAWING = (active, continual, fidelity, geometry, mixtures, pareto, results, retinopathy, singular, training)
+DRAWING = (
+    *(active, cold, continual, fidelity, geometry, mixtures, pareto, results, retinopathy, singular),
+    training,
+)
 PARTS = {
     name: part
-    for module in (*DRAWING, expectations, findings, methods, mutants, oracle, uci)
+    for module in (*DRAWING, expectations, findings, joint, methods, mutants, oracle, uci)
     for name, part in module.PARTS.items()
 }
 

@@ -18,6 +18,8 @@ Gradients have the precision of the network; the energies that decide over a pro
 float32 leaves an error of 0.06 nats in an energy of 1e6. NUTS is in float64 throughout.
 Cost: leapfrog_steps + 1 gradients of the full data a transition and chain; all chains in one walk. Draws are
 kept in memory. Of a small network most of the time passes between its operations: `--trainer.compiled true`.
+Target: the task's own posterior, no augmentation; at a `temperature` T its density to the power 1/T (Wenzel
+et al. 2020, "How Good is the Bayes Posterior in Deep Neural Networks Really?").
 Valid for: every differentiable network and likelihood without parameters of its own. Whether the chains
 agree is for the diagnostics to say: the weights of a network seldom mix, its predictions may
 (`prediction_rhat`). A trajectory of fixed length that is near a whole period of some direction ends where it
@@ -90,6 +92,8 @@ class Settings:
     """Share, below 1, up to which a chain's step size varies from one transition to the next; 0 for nuts."""
     initial_step_size: Positive = 0.01
     """First step size, above 0; that of all transitions without burn-in."""
+    temperature: Positive = 1.0
+    """T, above 0: what is drawn from is the posterior to the power 1/T. Below 1 it is a cold posterior."""
 
 
 class HMC(Method):
@@ -163,7 +167,7 @@ class HMC(Method):
         """None: a transition is no optimiser's step."""
 
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """One transition of every chain; the loss is the mean negative log joint per example."""
+        """One transition of every chain; the loss is the mean of `_energy` per example."""
         done = int(self.transitions)
         if done == 0 and self._starts_from is not None:
             weights = self._starts_from()
@@ -232,12 +236,13 @@ class HMC(Method):
         return (log_probs if batch.weights is None else log_probs * batch.weights).sum(-1)
 
     def _energy(self, positions: Tensor, batch: Batch) -> Tensor:
-        """Negative log joint of weights `[C, d]` in float64, `[C]`, in nats."""
+        """Negative log joint of weights `[C, d]` over the temperature, in float64, `[C]`, in nats."""
         double = positions.double()
         tensors: Any = (t.double() if t is not None and t.is_floating_point() else t for t in batch)
         # What is linear algebra in a coupled prior wants the precision of its own tensors.
         at = double.to(self.positions.dtype) if JOINT in self.prior else double
-        return -self._log_likelihood(double, Batch(*tensors)) - log_prob(self.prior, self._weights(at))
+        joint = self._log_likelihood(double, Batch(*tensors)) + log_prob(self.prior, self._weights(at))
+        return -joint / self.settings.temperature
 
     def _normal(self) -> tuple[Tensor, Tensor] | None:
         """Means and precisions `[d]` of a prior of normals, whose gradient has a closed form; else None."""
@@ -266,7 +271,10 @@ class HMC(Method):
             with torch.enable_grad():
                 leaves = positions.detach().requires_grad_()
                 (slope,) = torch.autograd.grad(energy(leaves), leaves)
-        return slope if normal is None else slope.addcmul_(positions - normal[0], normal[1])
+        if normal is not None:
+            slope = slope.addcmul_(positions - normal[0], normal[1])
+        temperature = self.settings.temperature
+        return slope if temperature == 1 else slope / temperature
 
     def _no_u_turn(self, batch: Batch) -> dict[str, Tensor]:
         """One transition of every chain by pyro's kernel, which adapts itself."""

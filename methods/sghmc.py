@@ -6,7 +6,9 @@ Approximates the posterior by states of one chain with a momentum v: v <- (1 - a
 Source: Chen et al. 2014, "Stochastic Gradient Hamiltonian Monte Carlo", equation 15 (with no estimate of the
 noise of gradients: beta = 0). Cyclical step size: Zhang et al. 2020, "Cyclical Stochastic Gradient MCMC for
 Bayesian Deep Learning", algorithm 1.
-Target: the task's own posterior at temperature 1, no augmentation.
+Target: the task's own posterior, no augmentation. At a `temperature` T its density to the power 1/T (Wenzel
+et al. 2020, "How Good is the Bayes Posterior in Deep Neural Networks Really?"): the noise has T times the
+variance, and so have the draws around a mode.
 Deviations: the step size is set as learning_rate = h N, that of SGD on the mean over N examples. It is
 constant or goes by cycles. The momentum starts at 0 and is never drawn anew. So the law of the draws is not
 quite the posterior: with all data, along a direction of curvature c, their variance is
@@ -25,7 +27,7 @@ from torch import Tensor
 
 from bench.contract import Problem
 from bench.families.chain import Chain, ChainSettings
-from bench.settings import settings
+from bench.settings import Positive, settings
 
 NAMES: dict[str, dict[str, object]] = {"sghmc": {}, "sghmc_cyclical": {"schedule": "cyclical"}}
 PRESETS = {"smoke": {"learning_rate": 0.01, "burn_in": 0.0, "kept": 20}}
@@ -42,6 +44,8 @@ class Settings(ChainSettings):
 
     friction: Annotated[float, Field(gt=0, le=1)] = 0.1
     """a, the share of its momentum that a step loses, above 0, at most 1: momentum 0.9 of SGD is 0.1."""
+    temperature: Positive = 1.0
+    """T, above 0: what is drawn from is the posterior to the power 1/T. Below 1 it is a cold posterior."""
 
 
 class SGHMC(Chain):
@@ -63,5 +67,6 @@ class SGHMC(Chain):
         friction = self.settings.friction
         self.velocity.mul_(1 - friction).sub_(size * slope)
         if noisy:
-            self.velocity += (2 * friction * size) ** 0.5 * self.standard_noise()
+            variance = 2 * friction * size * self.settings.temperature
+            self.velocity += variance**0.5 * self.standard_noise()
         self.position += self.velocity

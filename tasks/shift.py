@@ -16,6 +16,10 @@ Foreign images: of digits and CIFAR-10 uniform noise, and the test images with t
 are as bright as known ones; of MNIST FashionMNIST and back, and noise. Detection needs no fit of its own, so
 its scores are columns here, beside those under shift.
 
+With `joint` batches of ten images are predicted jointly (bench/studies/joint.py), clean ones and ones at the
+largest severity. The first 200 test images make 100 pairs, and each image of a batch is one of a pair, by the
+toss of a coin. Draws are scored as they are, at whatever `calibration`.
+
 With `calibration` temperature every score is of predictions at the fitted temperature. Without it some such
 scores stand beside the others (`nll_scaled`), so that methods are compared that way without a second fit.
 
@@ -50,6 +54,7 @@ from bench.contract import (
     Spec,
 )
 from bench.data import array_digest
+from bench.predictions import Categorical
 from bench.settings import Count, settings
 from bench.spec import PREDICTED
 from bench.studies import shift
@@ -97,6 +102,8 @@ class Settings:
     """Weight samples S per prediction, at least 1."""
     calibration: Literal["none", "temperature"] = "none"
     """temperature scores all predictions at the temperature of least validation NLL."""
+    joint: bool = False
+    """Keep the predictions of single draws at pairs of images, and score batches of them jointly."""
 
 
 class Shift(PictureTask):
@@ -113,11 +120,12 @@ class Shift(PictureTask):
     @property
     def spec(self) -> Spec:
         """What is measured."""
+        found = shift.measures(self.severities, self.foreign)
         return Spec(
             question="Does a posterior stay right, or say that it does not know, when images are shifted?",
             source="Ovadia et al. 2019; Hendrycks and Dietterich 2019",
             version=2,
-            metrics=shift.measures(self.severities, self.foreign),
+            metrics=found | shift.JOINT if self.settings.joint else found,
             main_metric="nll",
             validation_metric="nll_clean",
             baseline="map",
@@ -154,9 +162,19 @@ class Shift(PictureTask):
         _, _, arrays["information"], arrays["foreign_information"] = np.split(information, ends)
         for name in ("log_probs", "information", "foreign_log_probs", "foreign_information"):
             arrays[name] = arrays[name].reshape(-1, len(test), *arrays[name].shape[1:])
+        if own.joint:
+            cell = shift.joint_cells(self.pairs, self.severities)
+            at = ends[1] + cell * len(test) + np.arange(2 * self.pairs)
+            assert isinstance(prediction, Categorical)
+            arrays["joint_log_probs"] = metrics.store(prediction.log_probs[:, at])
         seen = metrics.restore(arrays["val_log_probs"])
         engine.log("nll_clean", metrics.negative_log_likelihood(seen, self.held_out("val")))
         return arrays
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of test images that are predicted jointly."""
+        return min(shift.PAIRS, self.num_test // 2)
 
     def held_out(self, part: str) -> np.ndarray:
         """Labels of a part of the training set, uint8 `[V]`."""
@@ -182,6 +200,9 @@ class Shift(PictureTask):
         for part, size in {"val": "V", "calibration": "Q"}.items():
             found[f"{part}_log_probs"] = Layout("float16", (size, classes), is_log_probs=True)
             found[f"{part}_labels"] = Layout("uint8", (size,))
+        if self.settings.joint:
+            shape = "S", 2, 2 * self.pairs, classes
+            found["joint_log_probs"] = Layout("float16", shape, is_log_probs=True)
         return found
 
     # ---- scoring
@@ -193,7 +214,10 @@ class Shift(PictureTask):
 
     def score(self, arrays: Arrays) -> Metrics:
         """Scores of clean and of corrupted images, conformal sets, detection of foreign images."""
-        return shift.scores(self.readings(arrays), self.readings(arrays, scaled=True))
+        found = shift.scores(self.readings(arrays), self.readings(arrays, scaled=True))
+        if self.settings.joint:
+            found |= shift.joint_scores(metrics.restore(arrays["joint_log_probs"]), arrays["labels"])
+        return found
 
     def losses(self, arrays: Arrays) -> np.ndarray:
         """-log p(label) of each test image, in nats, mean over corruptions and severities, `[N]`."""

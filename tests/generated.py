@@ -33,8 +33,11 @@ def write_public(root: Path, name: str, splits: int = 0, seed: int = 0) -> Path:
     """Writes a generated table as the public repositories of splits have it; returns the folder of the files.
 
     The target stands first, so that the index files are needed, and they hold floats, as some public ones do.
+    A table whose splits are masks gets all ten of them.
     """
     source = tables.SOURCES[name]
+    if source.masks:
+        return write_masked(root, name, seed)
     folder = root / source.folder / "data"
     folder.mkdir(parents=True)
     inputs, targets = table(name, seed)
@@ -47,6 +50,18 @@ def write_public(root: Path, name: str, splits: int = 0, seed: int = 0) -> Path:
         cut = round(0.9 * source.rows)
         np.savetxt(folder / f"index_train_{k}.txt", order[:cut], fmt="%d")
         np.savetxt(folder / f"index_test_{k}.txt", order[cut:], fmt="%d")
+    return folder
+
+
+def write_masked(root: Path, name: str, seed: int = 0) -> Path:
+    """Writes a generated table as uci_datasets has it, its folds in random order of the rows."""
+    source = tables.SOURCES[name]
+    folder = root / "uci_datasets" / source.folder
+    folder.mkdir(parents=True)
+    np.savetxt(folder / "data.csv.gz", np.column_stack(table(name, seed)), fmt="%.17g", delimiter=",")
+    fold = np.random.default_rng(seed).permutation(np.arange(source.rows) % source.splits)
+    masks = fold[:, None] == np.arange(source.splits)
+    np.savetxt(folder / "test_mask.csv.gz", masks, fmt="%d", delimiter=",")
     return folder
 
 

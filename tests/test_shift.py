@@ -13,7 +13,7 @@ from bench.leaderboard.check import scoring
 from bench.networks import small_cnn
 from bench.runs import records, registry, resolution
 from bench.spec import misfit
-from bench.studies import pictures, shift
+from bench.studies import joint, pictures, shift
 from bench.tasks.shift import SEVERITIES, Settings, Shift
 
 CELLS = 1 + len(SEVERITIES) * len(corruptions.KINDS)
@@ -217,3 +217,76 @@ def test_networks():
         assert resnet.preresnet_frn(20, channels=4, inputs=channels)(images).shape == (2, 10)
     count = sum(p.numel() for p in small_cnn().parameters())
     assert count == (9 + 1) * 16 + (9 * 16 + 1) * 32 + (9 * 32 + 1) * 64 + 65 * 10
+
+
+# ---- joint predictions
+
+
+def joint_arrays(right, labels):
+    """Log-probabilities of ten classes `[S, 2, 2P, 10]` that give each label these `[S, 2P]`, both times."""
+    draws, images = right.shape
+    log_probs = np.full((draws, images, 10), 0.0)
+    log_probs[:] = np.log((1 - right) / 9)[..., None]
+    log_probs[:, np.arange(images), labels[:images]] = np.log(right)
+    return np.stack([log_probs] * 2, 1)
+
+
+def test_joint_scores_are_those_of_every_batch_written_out():
+    """Each batch of ten by its own product under each draw; the other metric by single images."""
+    g = np.random.default_rng(0)
+    right, labels = g.uniform(0.05, 0.95, (3, 8)), g.integers(0, 10, 20)
+    found = shift.joint_scores(joint_arrays(right, labels), labels)
+    together, alone = [], []
+    for pair, coins in enumerate(joint.anchors(4, "shift")):
+        for batch in coins.reshape(-1, 10):
+            of_batch = right[:, 2 * pair + batch]
+            together.append(-np.log(np.mean([np.prod(of_draw) for of_draw in of_batch])))
+            alone.append(-sum(np.log(p) for p in of_batch.mean(0)))
+    for place in ("", "_clean"):
+        assert found[f"joint_nll{place}"] == pytest.approx(np.mean(together), rel=1e-12)
+        assert found[f"joint_nll{place}_independent"] == pytest.approx(np.mean(alone), rel=1e-12)
+    assert found.keys() == shift.JOINT.keys()
+
+
+def test_draws_that_are_shuffled_between_images_lose_what_they_know_together():
+    """The cheat has equal marginals; honest draws are right of both images of a pair or wrong of both."""
+    labels = np.arange(20) % 10
+    right = np.where(np.arange(8) % 2, 0.9, 0.1)[:, None].repeat(20, 1)
+    honest = shift.joint_scores(joint_arrays(right, labels), labels)
+    shuffled = right.copy()
+    for image in range(1, 20, 2):
+        shuffled[:, image] = np.random.default_rng(image).permutation(right[:, image])
+    cheat = shift.joint_scores(joint_arrays(shuffled, labels), labels)
+    assert honest["joint_nll"] == pytest.approx(-np.log((0.9**10 + 0.1**10) / 2), rel=1e-12)
+    assert cheat["joint_nll"] > honest["joint_nll"] + 0.5
+    assert cheat["joint_nll_independent"] == pytest.approx(honest["joint_nll_independent"], rel=1e-12)
+    assert honest["joint_nll"] < honest["joint_nll_independent"] - 1
+
+
+def test_one_draw_has_no_joint_knowledge():
+    labels = np.arange(20) % 10
+    right = np.random.default_rng(0).uniform(0.1, 0.9, (1, 20))
+    found = shift.joint_scores(joint_arrays(right, labels), labels)
+    assert found["joint_nll"] == pytest.approx(found["joint_nll_independent"], rel=1e-12)
+
+
+def test_joint_draws_are_those_whose_mean_is_kept_anyway(done):
+    """At the images and cells that the metrics say; everything else is as it is without them."""
+    task = Shift(Settings(**FEW, test_samples=3, joint=True))
+    arrays = task.run(Reader()) | task.given() | task.targets()
+    assert misfit(task.layouts(), {k: (a.dtype.name, a.shape) for k, a in arrays.items()}) is None
+    draws = arrays.pop("joint_log_probs")
+    assert draws.shape == (3, 2, 30, 10)
+    for name, array in done[1].items():
+        np.testing.assert_array_equal(arrays[name], array)
+    mean = np.log(np.exp(draws.astype(float)).mean(0))
+    kinds = len(corruptions.KINDS)
+    for image in range(30):
+        cells = 0, 1 + 2 * kinds + image // 2 % kinds
+        for place, cell in enumerate(cells):
+            kept = arrays["log_probs"][cell, image]
+            np.testing.assert_allclose(mean[place, image], kept, atol=0.02, rtol=2e-3)
+    scores = task.score(arrays | {"joint_log_probs": draws})
+    assert scores.keys() == task.spec.metrics.keys()
+    assert {k: v for k, v in scores.items() if k not in shift.JOINT} == done[0].score(done[1])
+    assert not shift.JOINT.keys() & done[0].spec.metrics.keys()

@@ -18,7 +18,8 @@ from bench import cli, data, tables
 from bench.errors import DataError, UsageError
 from bench.system import places
 
-PUBLIC = [name for name, source in tables.SOURCES.items() if source.folder]
+PUBLIC = [name for name, source in tables.SOURCES.items() if source.folder and not source.masks]
+MASKED = [name for name, source in tables.SOURCES.items() if source.masks]
 ARCHIVED = [name for name, source in tables.SOURCES.items() if source.archive_file]
 FETCHED = [name for name, source in tables.SOURCES.items() if source.archive_id]
 
@@ -47,7 +48,7 @@ def assert_is(table, name, seed=0):
 
 def test_known_sizes():
     """Rows and inputs as Hernandez-Lobato and Adams 2015, Table 1, lists them (rows of wine: red)."""
-    assert {name: (s.rows, s.columns) for name, s in tables.SOURCES.items() if s.folder} == {
+    assert {name: (tables.SOURCES[name].rows, tables.SOURCES[name].columns) for name in PUBLIC} == {
         "boston": (506, 13),
         "concrete": (1030, 8),
         "energy": (768, 8),
@@ -231,6 +232,100 @@ def test_splits_of_unequal_size_are_refused(tmp_path):
     append("index_train_1.txt", int(rows[0]))(folder)
     with pytest.raises(DataError, match=r"index_test_1.txt: expected 31 rows as in split 0, found 30"):
         tables.load("yacht", tmp_path)
+
+
+# ---- tables whose splits are masks
+
+
+@pytest.mark.parametrize("layout", [".", "uci_datasets"])
+def test_masks_are_found_as_they_lie_and_each_row_is_tested_once(layout, tmp_path):
+    generated.write_masked(tmp_path, "airfoil")
+    root = tmp_path / "uci_datasets" if layout == "." else tmp_path
+    table = tables.load("airfoil", root)
+    assert_is(table, "airfoil")
+    masks = np.loadtxt(tmp_path / "uci_datasets" / "airfoil" / "test_mask.csv.gz", delimiter=",")
+    assert len(table.published) == 10
+    for k, (train, test) in enumerate(table.published):
+        assert (masks[test, k] == 1).all()
+        np.testing.assert_array_equal(np.sort(np.concatenate([train, test])), np.arange(1503))
+    assert sorted(len(test) for _, test in table.published) == [150] * 7 + [151] * 3
+    report = tables.check("airfoil", root)
+    assert "1503 rows" in report
+    assert "10 public splits" in report
+
+
+def other_mask(change):
+    """Writes the masks anew after `change` of them."""
+
+    def spoil(folder):
+        masks = np.loadtxt(folder / "test_mask.csv.gz", delimiter=",")
+        np.savetxt(folder / "test_mask.csv.gz", change(masks), fmt="%g", delimiter=",")
+
+    return spoil
+
+
+def twice(masks):
+    masks[0] = 1
+    return masks
+
+
+def never(masks):
+    masks[0] = 0
+    return masks
+
+
+def half_tested(masks):
+    masks[0, 0] = 0.5
+    return masks
+
+
+def of_one_fold(masks):
+    masks[masks[:, 1] == 1, :2] = 1, 0
+    return masks
+
+
+def cut(folder):
+    path = folder / "test_mask.csv.gz"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+SPOILT_MASKS = {
+    "a row less": (other_mask(lambda masks: masks[1:]), "expected 10 masks of 1503 rows, each 0 or 1"),
+    "a fold less": (other_mask(lambda masks: masks[:, 1:]), "expected 10 masks of 1503 rows, each 0 or 1"),
+    "half a row": (other_mask(half_tested), "expected 10 masks of 1503 rows, each 0 or 1"),
+    "twice": (other_mask(twice), "each row must be tested in one fold"),
+    "never": (other_mask(never), "each row must be tested in one fold"),
+    "folds of any size": (other_mask(of_one_fold), "expected folds of 150 or 151 rows, found 0 to 30"),
+    "cut": (cut, "test_mask.csv.gz: cannot be read"),
+    "no archive": (replace("test_mask.csv.gz", "0,1\n"), "test_mask.csv.gz: cannot be read"),
+    "no archive of data": (replace("data.csv.gz", "0,1\n"), "data.csv.gz: cannot be read"),
+}
+
+
+@pytest.mark.parametrize("spoilt", SPOILT_MASKS)
+def test_spoilt_masks_are_refused(spoilt, tmp_path):
+    spoil, complaint = SPOILT_MASKS[spoilt]
+    folder = generated.write_masked(tmp_path, "airfoil")
+    spoil(folder)
+    with pytest.raises(DataError, match=complaint) as info:
+        tables.load("airfoil", tmp_path)
+    assert str(folder) in one_line(info)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_missing_masked_table_tells_its_way_out(name, tmp_path):
+    with pytest.raises(
+        DataError, match="cannot be fetched, the UCI archive does not offer it in this form"
+    ) as info:
+        tables.load(name, tmp_path)
+    message = one_line(info)
+    for part in (
+        f"uci_datasets/{name}",
+        "package uci_datasets",
+        "data.csv.gz and test_mask.csv.gz",
+        "--data-dir",
+    ):
+        assert part in message
 
 
 def test_second_target_of_naval_is_refused(tmp_path):

@@ -16,6 +16,7 @@ from bench.errors import DataError, UsageError
 from bench.predictions import Gaussian
 from bench.runs import registry
 from bench.runs.runner import load_scores
+from bench.spec import misfit
 from bench.system import places
 from bench.tasks.uci_regression import NAMES, UCIRegression
 
@@ -203,7 +204,7 @@ def test_arrays_of_every_table_stay_below_four_megabytes(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_protocol_of_every_table(name):
     task = make(name)
-    assert task.num_splits == (5 if name == "uci_protein" else 20)
+    assert task.num_splits == {"uci_protein": 5, "uci_airfoil": 10, "uci_bike": 10}.get(name, 20)
     assert task.settings.published_splits is False
     assert task.spec.metrics["rmse"].unit == tables.SOURCES[task.settings.dataset].unit
 
@@ -371,6 +372,64 @@ def test_run_on_a_generated_table_in_the_public_layout(tmp_path):
     spread = np.mean([np.std(targets) for targets in arrays["targets"]])
     assert task.score(arrays)["rmse"] < spread
     assert (done.directory / "figures" / "coverage.svg").is_file()
+
+
+# ---- folds, of which some have a row more
+
+
+@pytest.fixture(scope="module")
+def folds(tmp_path_factory):
+    """A folder with a generated airfoil and its ten masks."""
+    root = tmp_path_factory.mktemp("masked")
+    generated.write_public(root, "airfoil")
+    return root
+
+
+def test_folds_are_kept_as_long_as_the_largest_and_scored_as_long_as_they_are(folds):
+    """Against each fold scored by itself; the cheats count the repeated row, or forget a real one."""
+    task = make("uci_airfoil", folds, published_splits=True, test_samples=3)
+    engine = Recorder(wide_predictions)
+    draw = torch.Generator().manual_seed(0)
+    engine.variance = torch.rand(3, 1, generator=draw) + 0.01
+    arrays = task.run(engine) | task.given() | task.targets()
+    assert arrays["mean"].shape == (10, 3, 151)
+    assert arrays["targets"].shape == (10, 151)
+    assert sorted(arrays["sizes"]) == [150] * 7 + [151] * 3
+    assert misfit(task.layouts(), {k: (a.dtype.name, a.shape) for k, a in arrays.items()}) is None
+    each, rmse, below = [], [], []
+    for k, (_, test) in enumerate(task.table.published):
+        part = task.standardised(k)
+        exact = Gaussian(
+            part.centre + part.scale * wide_predictions(part.test_inputs, 3).double()[..., None],
+            part.scale**2 * engine.variance.double().expand(3, len(test))[..., None],
+        )
+        targets = torch.from_numpy(task.table.targets[test])[:, None]
+        each.append(exact.log_score(targets).mean().item())
+        rmse.append((exact.average()[0] - targets).square().mean().sqrt().item())
+        z = (targets[:, 0] - exact.mean[..., 0]) / exact.variance[..., 0].sqrt()
+        below.append(norm.cdf(z.numpy()).mean(0))
+    scores, found = task.score(arrays), task.per_split(arrays)
+    assert found[0] == pytest.approx(each, rel=1e-5)
+    assert found[1] == pytest.approx(rmse, rel=1e-5)
+    assert found[2] == pytest.approx(np.concatenate(below), abs=1e-5)
+    assert scores["log_likelihood"] == pytest.approx(np.mean(each), rel=1e-5)
+    inside = np.abs(np.concatenate(below) - 0.5) <= 0.45
+    assert len(inside) == 1503
+    assert scores["coverage_error"] == pytest.approx(abs(inside.mean() - 0.9), abs=1e-9)
+    short = int(np.argmin(arrays["sizes"]))
+    for sizes in (np.full(10, 151), np.full(10, 150)):
+        cheat = task.per_split(arrays | {"sizes": sizes})[0]
+        assert (np.abs(cheat - each) > 1e-4).any()
+    assert arrays["targets"][short, 150] == arrays["targets"][short, 149]
+
+
+def test_fits_of_all_folds_have_as_many_rows(folds):
+    """So that they can be side by side; a row more is one of validation, and none is lost."""
+    task = make("uci_airfoil", folds, published_splits=True)
+    sizes = [(len(task.standardised(k).train), len(task.standardised(k).val)) for k in range(10)]
+    assert sorted(sizes) == [(1217, 135)] * 3 + [(1217, 136)] * 7
+    for k, (train, _) in enumerate(task.table.published):
+        np.testing.assert_array_equal(np.concatenate(task.trained_on(k)), train)
 
 
 # ---- the real table that is always there

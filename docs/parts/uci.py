@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable
 from functools import cache
 from typing import NamedTuple
 
@@ -12,10 +13,10 @@ from parts.evidence import ROOT, Group, Part, groups, or_none
 from bench import tables
 from bench.intervals import Interval, standard_error, student
 from bench.leaderboard.evidence.entries import finished_run
-from bench.studies.published_splits import Printed, mc_dropout, pairings, table_4_2
-from bench.tasks.uci_regression import NAMES, Settings, UCIRegression
+from bench.studies.published_splits import Printed, bde, mc_dropout, pairings, standardised, table_4_2
+from bench.tasks.uci_regression import Settings, UCIRegression
 
-TASKS = {name: str(fixed["dataset"]) for name, fixed in NAMES.items() if name.startswith("uci_")}
+TASKS = {f"uci_{table}": table for table in mc_dropout()}
 """Task -> its table."""
 SCORES = ("crps", "interval_score_90", "width_90", "coverage_error", "pit_distance")
 OURS = {"MFVI": "mfvi", "Radial": "radial", "Dropout": "mc_dropout"}
@@ -48,10 +49,15 @@ class Line(NamedTuple):
     scores: dict[str, float]
 
 
-def on_published_splits() -> list[tuple[str, str, str, Group]]:
+def is_completed(group: Group) -> bool:
+    """Whether all its runs came to their end."""
+    return all(record.status == "completed" for _, record in group)
+
+
+def on_published_splits(tasks: Iterable[str] = TASKS) -> list[tuple[str, str, str, Group]]:
     """Method, task, further settings of the task, and the committed runs."""
     found = []
-    for task in TASKS:
+    for task in tasks:
         for identity, method, group in groups(task):
             settings = identity.partition("+")[2].split(",")
             if "published_splits=true" in settings:
@@ -65,7 +71,7 @@ def lines() -> list[Line]:
     """Methods on the tables where all their runs were completed."""
     found = []
     for method, task, rest, group in on_published_splits():
-        if any(record.status != "completed" for _, record in group):
+        if not is_completed(group):
             continue
         for pair in pairings([finished_run(path) for path, _ in group]):
             scores = {name: float(np.mean([run.metrics[name] for run in pair.runs])) for name in SCORES}
@@ -273,6 +279,28 @@ def published() -> str:
     return or_none(["task", "unit", "splits", "log likelihood", "of single splits", "RMSE"], rows)
 
 
+# ------------------------------------------------------------------------------------------------- the folds
+
+
+def folds() -> str:
+    """Airfoil and bike: what is printed, and committed runs on the folds, of standardised targets."""
+    rows = []
+    for table, of_table in bde().items():
+        task = f"uci_{table}"
+        for name, scores in of_table.items():
+            cells = [f"{score.value:.3f} ± {score.error:.3f}" for score in scores]
+            rows.append([f"`{task}`", f"{name}, printed", *cells])
+        ours = [found for found in on_published_splits([task]) if is_completed(found[-1])]
+        for method, _, rest, group in ours:
+            runs = [finished_run(path) for path, _ in group]
+            told = [standardised(run.arrays, *run.task.per_split(run.arrays)[:2]) for run in runs]
+            cells = [f"{of.mean():.3f} ± {standard_error(of):.3f}" for of in np.mean(told, 0)]
+            rows.append([f"`{task}`", f"`{', '.join(filter(None, (method, rest)))}`", *cells])
+        if not ours:
+            rows.append([f"`{task}`", *"---"])
+    return or_none(["task", "method", "NLL", "RMSE"], rows)
+
+
 PARTS: dict[str, Part] = {
     "uci standing": standing,
     "uci short": short,
@@ -281,6 +309,7 @@ PARTS: dict[str, Part] = {
     "uci paired": lambda: long(lines(), True),
     "uci references": lambda: long(references(), False),
     "uci published": published,
+    "uci folds": folds,
     "uci table 4.2 log likelihood": lambda: printed(0),
     "uci table 4.2 rmse": lambda: printed(1),
 }

@@ -26,16 +26,21 @@ def closed_form(truth, friction):
     return vectors @ (1 / (p * (1 - h * p / (4 - 2 * friction)))).diag() @ vectors.T
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.2, 3.0])
 @pytest.mark.parametrize("friction", [0.05, 0.4, 1.0])
-def test_stationary_law_is_the_closed_form(friction):
-    """Mean and covariance, at a step so large that these are not the posterior's; friction 1 is SGLD's."""
+def test_stationary_law_is_the_closed_form(friction, temperature):
+    """Mean and covariance, at a step so large that these are not the posterior's; friction 1 is SGLD's.
+
+    A normal density to the power 1/T is the normal of T times the covariance.
+    """
     truth = linear.Truth()
-    rate = at_step(truth, friction) * linear.ROWS
-    method, batch = chain_of(SGHMC, truth.problem, learning_rate=rate, friction=friction)
+    chosen = {"learning_rate": at_step(truth, friction) * linear.ROWS, "temperature": temperature}
+    method, batch = chain_of(SGHMC, truth.problem, friction=friction, **chosen)
     mean, covariance = stationary(method, batch, ("position", "velocity"))
     assert_close(mean, truth.mean, rtol=1e-6, atol=1e-7)
-    assert_close(covariance, closed_form(truth, friction), rtol=1e-6, atol=1e-9)
-    assert (covariance.diagonal() > 1.05 * truth.precision.inverse().diagonal()).any()
+    assert_close(covariance, temperature * closed_form(truth, friction), rtol=1e-6, atol=1e-9)
+    exact = temperature * truth.precision.inverse().diagonal()
+    assert (covariance.diagonal() > 1.05 * exact).any()
 
 
 class Noisier(SGHMC):
