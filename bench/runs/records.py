@@ -127,6 +127,16 @@ class Environment(Schema):
     device: str
     threads: int
 
+    @property
+    def machine(self) -> str:
+        """On what seconds were measured: `AMD EPYC, 1 thread`."""
+        return f"{self.device}, {self.threads} thread" + ("" if self.threads == 1 else "s")
+
+    @property
+    def is_accelerated(self) -> bool:
+        """Whether the device is an accelerator, which its name tells: records have no more."""
+        return re.match(r"NVIDIA|Tesla|Quadro|GeForce|AMD (Instinct|Radeon)", self.device) is not None
+
 
 class Provenance(Schema):
     """The source that the run was made from.
