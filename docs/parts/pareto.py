@@ -98,6 +98,11 @@ def _spread(point: Point) -> str:
     return f"{point.cost.spread:.2f}" if point.seeds > 1 and point.cost.spread else "-"
 
 
+def _joules(point: Point) -> str:
+    cost = point.cost
+    return "-" if cost.joules is None else f"{_number(cost.joules)} J ({cost.counters})"
+
+
 def on_the_fronts() -> str:
     """Of each task the methods on the front, from the cheapest to the best."""
     rows = []
@@ -159,10 +164,12 @@ def tables() -> str:
     ]
     for panel in panels():
         front = {p.name for p in panel.front}
+        counted = any(p.cost.counters for p in panel.points)
         rows = [
             [
                 *(f"`{p.name}`", _quality(p.quality), _number(p.cost.seconds), _spread(p), str(p.seeds)),
                 *("tuned" if p.is_tuned else "not tuned", "yes" if p.name in front else "no"),
+                *([_joules(p)] if counted else []),
             ]
             for p in panel.points
         ]
@@ -170,7 +177,9 @@ def tables() -> str:
         pointless = sorted(_cells()[panel.task].keys() - _pointed(panel.task))
         names = ", ".join(f"`{method}`" for method in pointless)
         lacking = f" In no figure, for one of the reasons above: {names}." if pointless else ""
-        shown.append(f"**{_titled(panel)}**: {metric}{lacking}\n\n{table(header, rows)}")
+        shown.append(
+            f"**{_titled(panel)}**: {metric}{lacking}\n\n{table(header + ['energy'] * counted, rows)}"
+        )
     return "\n\n".join(shown)
 
 

@@ -22,19 +22,23 @@ SEVERAL = "several machines"
 
 
 class Cost(NamedTuple):
-    """What the fits of an entry took.
+    """What the runs of an entry took.
 
     Attributes:
-        seconds: Wall clock of a run's fits, the median over the seeds.
+        seconds: Wall clock of a run's fits in seconds, the median over the seeds.
         machine: Model and threads, such as `AMD EPYC, 1 thread`, or SEVERAL.
         is_accelerated: Whether an accelerator computed some of it.
         spread: The longest seed's seconds over the shortest's; None where not all take as many steps.
+        joules: Energy of a whole run, the median over the seeds; None unless the same counters counted all.
+        counters: What counted it, such as `RAPL, 2 packages`; empty where joules are None.
     """
 
     seconds: float
     machine: str
     is_accelerated: bool
     spread: float | None
+    joules: float | None = None
+    counters: str = ""
 
     @classmethod
     def of(cls, records: Sequence[Record]) -> Cost | None:
@@ -44,11 +48,16 @@ class Cost(NamedTuple):
             return None
         steps = {sum(fit.steps for fit in record.fits) for record in records}
         made = {record.environment.machine for record in records}
+        counted = [record.energy for record in records if record.energy is not None]
+        counters = {energy.source for energy in counted}
+        is_counted = len(counted) == len(records) and len(counters) == 1
         return cls(
             float(np.median(seconds)),
             made.pop() if len(made) == 1 else SEVERAL,
             any(record.environment.is_accelerated for record in records),
             max(seconds) / min(seconds) if len(steps) == 1 else None,
+            float(np.median([energy.joules for energy in counted])) if is_counted else None,
+            counters.pop() if is_counted else "",
         )
 
 

@@ -43,7 +43,7 @@ class EntryRow(TypedDict, total=False):
     that the data admit. `low` and `high` are None where there is no interval. `metrics` has mean and limits
     of every metric, `basis` what the interval is of. `tuning` says where the settings come from, and `tuned`
     whether that is a search with the budget of the task (`bench.runs.searches`), which the board adds. `cost`
-    is what the fits took (`bench.leaderboard.rank.fronts.Cost`), None where no record says it.
+    is what the runs took (`bench.leaderboard.rank.fronts.Cost`), None where no record says it.
     `declares` is what is said of the posterior in the method's file, empty if that is not here.
     """
 

@@ -243,6 +243,7 @@ class Site:
                 missing=missing,
                 scale=scale,
                 figures=sorted(figures),
+                has_energy=_has_energy(table),
             ),
         )
         yield f"tasks/{task}.json", _json(table)
@@ -315,6 +316,11 @@ def _environment() -> Environment:
     return environment
 
 
+def _has_energy(table: Table) -> bool:
+    """Whether the energy of some entry was counted: else there is no column."""
+    return any(row["cost"] and row["cost"]["joules"] is not None for row in table["entries"])
+
+
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -339,6 +345,7 @@ def _csv_of(tables: Sequence[Table]) -> str:
 
 
 def _csv_of_task(table: Table) -> str:
+    has_energy = _has_energy(table)
     header = ["first rank", "last rank", "tie group", "entry", "method", "slug", "status"]
     header += [
         table["metric"],
@@ -348,6 +355,7 @@ def _csv_of_task(table: Table) -> str:
         "tier",
         "provisional",
         "seconds",
+        *(["joules", "counted by"] if has_energy else []),
         "settings",
         "tuned",
         "marks",
@@ -360,7 +368,9 @@ def _csv_of_task(table: Table) -> str:
             *(row["group"], row["name"], row["method"], row["slug"], row["status"]),
             *(row["mean"], row["low"], row["high"]),
             *(row["seeds"], row["tier"], row["provisional"]),
-            *(row["seconds"], row["tuning"], row["tuned"]),
+            row["seconds"],
+            *([row["cost"] and row["cost"][key] for key in ("joules", "counters")] if has_energy else []),
+            *(row["tuning"], row["tuned"]),
             *("; ".join(map(": ".join, row["marks"])), row["why"]),
         ]
         for row in table["entries"]
