@@ -3,6 +3,7 @@
 import importlib
 import math
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -85,6 +86,29 @@ def test_a_machine_is_named_and_an_accelerator_known(device, threads, said, is_a
     versions = {"python": "3", "torch": "2", "pytorch_lightning": "2", "system": "linux"}
     made = Environment(**versions, device=device, threads=threads)
     assert (made.machine, made.is_accelerated) == (said, is_accelerated)
+
+
+def ran(seconds, steps=8, energy=None):
+    """What of a record tells its cost."""
+    environment = SimpleNamespace(machine=HERE, is_accelerated=False)
+    fits = [SimpleNamespace(seconds=seconds / 2, steps=steps)] * 2
+    counted = None if energy is None else SimpleNamespace(joules=energy[0], source=energy[1])
+    return SimpleNamespace(fits=fits, environment=environment, energy=counted)
+
+
+def test_the_cost_of_an_entry_by_hand():
+    assert Cost.of([ran(4.0), ran(10.0), ran(5.0)]) == Cost(5.0, HERE, False, 2.5)
+    assert Cost.of([ran(4.0), ran(10.0, steps=9)]).spread is None
+    assert Cost.of([ran(4.0), ran(0.0)]) is None
+    assert Cost.of([]) is None
+
+
+def test_joules_of_an_entry_are_those_of_all_its_runs_by_the_same_counters():
+    """Of some runs alone, or of counters that count other things, they would say nothing."""
+    both = [ran(1.0, energy=(joules, "RAPL, 1 package")) for joules in (30.0, 10.0, 20.0)]
+    assert Cost.of(both)[-2:] == (20.0, "RAPL, 1 package")
+    assert Cost.of([*both, ran(1.0)])[-2:] == (None, "")
+    assert Cost.of([*both, ran(1.0, energy=(1.0, "NVML"))])[-2:] == (None, "")
 
 
 # -------------------------------------------------------------------------------------------------- drawings

@@ -23,6 +23,7 @@ from toys import call, environment
 from bench import cli
 from bench.errors import UsageError
 from bench.leaderboard.rank import against, rows
+from bench.leaderboard.rank.board import build
 from bench.leaderboard.site import pages, serving, words
 from bench.text import escaped
 
@@ -167,6 +168,28 @@ def test_the_page_across_tasks_sets_quality_against_cost(site):
             ]
     cells = list(csv.DictReader((site / "fronts.csv").read_text().splitlines()))
     assert [row["entry"].lstrip("'") for row in cells] == [row["entry"] for row in found]
+
+
+def test_energy_has_a_column_where_some_run_has_it(site, tmp_path):
+    page = f"tasks/{identity(0)}"
+    assert "Energy" not in (site / f"{page}.html").read_text()
+    assert "joules" not in (site / f"{page}.csv").read_text().splitlines()[0]
+    maker = boards.Maker(tmp_path / "submissions")
+    for method in range(3):
+        for seed in range(3):
+            energy = {"joules": 100.0 + seed, "source": "RAPL, 1 package"} if method == 2 else None
+            given = {"energy": energy} if energy else {}
+            maker.run("reference", 0, f"method{method:03}", seed, 0.4 + method, given, method_number=method)
+    maker.seal("reference")
+    found = build(tmp_path / "submissions", tmp_path / "cache", imports=boards.task_names(1))
+    pages.write(found, tmp_path / "site")
+    assert ">101 J</abbr>" in (tmp_path / "site" / f"{page}.html").read_text()
+    Page(tmp_path / "site" / f"{page}.html")
+    rows = list(csv.DictReader((tmp_path / "site" / f"{page}.csv").read_text().splitlines()))
+    assert [(row["joules"], row["counted by"]) for row in rows if row["joules"]] == [
+        ("101.0", "RAPL, 1 package")
+    ]
+    assert len(rows) == 3
 
 
 def test_what_is_not_ranked_is_shown_with_its_reason(site):

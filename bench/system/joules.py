@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -119,7 +120,7 @@ def rapl(powercap: Path = POWERCAP) -> list[Counter]:
             if not (zone / "name").read_text().startswith("package"):
                 continue  # a part of a package, or the platform, of which packages are a part
             wraps = int((zone / "max_energy_range_uj").read_text()) / 1e6
-            counter = Counter(lambda file=zone / "energy_uj": _joules(file), wraps)  # type: ignore[misc]
+            counter = Counter(partial(_joules, zone / "energy_uj"), wraps)
             counter.read()
         except PermissionError:
             raise NoMeter(f"{zone / 'energy_uj'} may not be read by this user") from None

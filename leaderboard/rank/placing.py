@@ -35,7 +35,7 @@ class Canvas(NamedTuple):
         rectangle that is taken and on no other label; one that has no such place is left out. The first have
         the first choice.
         """
-        taken = [*taken, *(self.around(x, y) for _, x, y in points)]
+        covered = [*taken, *(self.around(x, y) for _, x, y in points)]
         placed = []
         for name, x, y in points:
             wide = self.letter * len(name)
@@ -45,8 +45,8 @@ class Canvas(NamedTuple):
                 label = Label(name, x + side, y + row * self.line, wide, self.line, (x, y))
                 left, top, right, bottom = own = label.rectangle
                 inside = left >= 0 and top >= 0 and right <= self.width and bottom <= self.height
-                if inside and not any(_overlap(own, other) for other in taken):
-                    taken.append(own)
+                if inside and not any(_overlap(own, other) for other in covered):
+                    covered.append(own)
                     placed.append(label)
                     break
         return placed

@@ -22,7 +22,7 @@ CANVAS = Canvas(336, 190, letter=7.3, line=13.0, dot=4.5)
 """Of a drawing, without its axes: at the width of a phone a pixel of it is one of the screen."""
 _LONGEST = 22
 """Letters of a name in a drawing."""
-_STEPS = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
+_STEPS: tuple[tuple[float, ...], ...] = ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))
 """Ticks of a decade, from the closest; `_MOST` of them have room."""
 _MOST = 5
 
