@@ -6,17 +6,23 @@ first of them and says how theirs agree with ours.
 
 Each keeps what draws are made of as buffers, which every checkpoint holds. The fits of
 `posteriors` are made whole in `finish_fit`: one that is stopped is made anew. They need the extra `peers`.
-`Cifar10Predictions` reads probabilities of any origin from a file, and needs no package.
+`Cifar10Predictions` reads probabilities of any origin from a file, and needs no package. `Questions` and
+`Answers` do so for every task on a table: the one writes down what is asked, the other hands in what was
+answered.
 
 Shapes: d weights, N examples, C classes.
 """
 
 from __future__ import annotations
 
+import hashlib
+import io
 import math
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,13 +37,15 @@ from bench.contract import Batch, Budget, Method, Prediction, Problem
 from bench.divergence import log_prob
 from bench.energy import likelihood_term
 from bench.errors import UsageError
-from bench.likelihoods import Categorical, Gaussian
+from bench.likelihoods import Bernoulli, Categorical, Gaussian
 from bench.methods.map import MAP
 from bench.methods.map import Settings as MAPSettings
 from bench.predictions import Categorical as ClassPrediction
+from bench.predictions import Gaussian as NumberPrediction
 from bench.priors import joined_normals
 from bench.settings import Count, Positive, Share, settings
 from bench.studies.hmc_predictions import CLASSES, levels
+from bench.system.files import write
 from bench.weights import linearised, ravel, unravel
 
 
@@ -291,12 +299,163 @@ def handed_in(file: str) -> Tensor:
         raise UsageError(f"{file}: no NumPy file ({' '.join(str(error).split())})") from None
     if not isinstance(found, np.ndarray) or found.ndim != 2 or found.dtype.kind != "f" or not len(found):
         raise UsageError(f"{file}: must hold one array of probabilities [N, C], of floats")
+    return probabilities_of(found, file)
+
+
+def probabilities_of(found: np.ndarray, file: str) -> Tensor:
+    """Class probabilities float32 `[N, C]` of an array of floats.
+
+    Raises:
+        UsageError: If a row holds what are no probabilities.
+    """
     found = found.astype(np.float64)
     off = np.abs(found.sum(1) - 1)
     wrong = np.flatnonzero(~np.isfinite(found).all(1) | (found < 0).any(1) | (off > 1e-3))
     if len(wrong):
         raise UsageError(f"{file}: row {wrong[0]} holds no probabilities: {found[wrong[0]].tolist()}")
     return torch.from_numpy(found / found.sum(1, keepdims=True)).float()
+
+
+@settings
+class QuestionsSettings:
+    """Settings of questions and answers."""
+
+    file: str = "questions.npz"
+    """NumPy file (.npz) of what a task asks, and of what is answered."""
+
+
+class _OnTables(Method):
+    """A fit that is known by its training examples, and rows of a table by what the network would take."""
+
+    declares = "none", {}
+    seed_matters = False
+    trains = False
+    settings_class = QuestionsSettings
+    settings: QuestionsSettings
+
+    def __init__(self, problem: Problem, settings: QuestionsSettings, start: Method | None = None) -> None:
+        super().__init__(problem, settings, start)
+        tensors = problem.train.tensors if isinstance(problem.train, TensorDataset) else ()
+        if len(tensors) != 2 or tensors[0].ndim != 2 or isinstance(problem.likelihood, Bernoulli):
+            raise UsageError(f"{type(self).__name__} takes rows of a table, and their classes or numbers")
+        self.examples = [tensor.numpy() for tensor in tensors]
+        self.is_of_classes = self.examples[1].dtype.kind in "iu"
+        self.network = problem.network()
+        content = b"".join(np.ascontiguousarray(part).tobytes() for part in self.examples)
+        self.fit_name = hashlib.sha256(content).hexdigest()[:12]
+
+    def finish_fit(self, loader: Iterable[Batch]) -> None:
+        """Nothing is fitted."""
+
+
+class Questions(_OnTables):
+    """Writes down what a task asks; it predicts the share of each class, or one normal, for all rows alike.
+
+    The file has of each fit, under a name F of its own, its `F/train_inputs` `[n, D]` and `F/train_targets`
+    `[n]`, and `F/inputs` `[N, D]`, the rows whose targets are asked for; of classes `F/num_classes` too.
+    Inputs and numbers are standardised as the task has them. What the file holds already stays.
+    """
+
+    approximates = "nothing: one prediction for all rows"
+
+    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
+        """The same for every row, `[1, B, ..]`."""
+        file, (known, targets) = Path(self.settings.file), self.examples
+        kept = read_arrays(self.settings.file) if file.exists() else {}
+        rows = inputs.cpu().numpy()
+        asked = np.concatenate([kept.get(f"{self.fit_name}/inputs", rows[:0]), rows])
+        found = {"train_inputs": known, "train_targets": targets.reshape(len(targets)), "inputs": asked}
+        if self.is_of_classes:
+            found["num_classes"] = np.array(self.network(inputs[:1]).shape[-1])
+        whole: dict[str, Any] = kept | {f"{self.fit_name}/{name}": of for name, of in found.items()}
+        content = io.BytesIO()
+        np.savez(content, **whole)
+        write(file, content.getvalue())
+        if self.is_of_classes:
+            counts = np.bincount(targets, minlength=int(found["num_classes"])) + 1.0
+            shares = torch.tensor(counts / counts.sum(), dtype=inputs.dtype, device=inputs.device)
+            return ClassPrediction(shares.log().expand(1, len(inputs), -1))
+        like = inputs.new_ones(1, len(inputs), 1)
+        return NumberPrediction(like * float(targets.mean()), like * float(targets.var()))
+
+
+class Answers(_OnTables):
+    """Predictions of a table's rows that something else made: nothing is fitted.
+
+    To what `Questions` wrote they add `F/probabilities` `[N, C]`, or `F/mean` and `F/variance` `[S, N]` of S
+    equally likely normals, of the standardised number, in the order of `F/inputs`.
+    """
+
+    approximates = "the predictive distribution by answers read from a file"
+
+    def __init__(self, problem: Problem, settings: QuestionsSettings, start: Method | None = None) -> None:
+        super().__init__(problem, settings, start)
+        found = read_arrays(settings.file)
+        asked = found.get(f"{self.fit_name}/inputs")
+        if asked is None:
+            raise UsageError(
+                f"{settings.file} has no questions of this fit: bench run bench.peers:Questions with the "
+                "same task and settings writes them"
+            )
+        self.rows = {row.tobytes(): place for place, row in enumerate(asked)}
+        names = ("probabilities",) if self.is_of_classes else ("mean", "variance")
+        answers = [found.get(f"{self.fit_name}/{name}") for name in names]
+        number = int(found.get(f"{self.fit_name}/num_classes", 0))
+        self.answers = [
+            self._checked(of, name, len(asked), number) for of, name in zip(answers, names, strict=True)
+        ]
+        if len({of.shape for of in self.answers}) > 1:
+            raise UsageError(f"{settings.file}: mean and variance of {self.fit_name} have different shapes")
+
+    def _checked(self, found: np.ndarray | None, name: str, rows: int, classes: int) -> Tensor:
+        """An array of answers, as float32.
+
+        Raises:
+            UsageError: If it is missing, of another shape, or holds what is none.
+        """
+        file = f"{self.settings.file}: {self.fit_name}/{name}"
+        shape = f"[{rows}, {classes}]" if self.is_of_classes else f"[S, {rows}]"
+        if found is None:
+            raise UsageError(f"{file} {shape} is missing: nobody has answered")
+        fits = found.ndim == 2 and found.dtype.kind == "f" and len(found) > 0
+        if not fits or (found.shape != (rows, classes) if self.is_of_classes else found.shape[1] != rows):
+            raise UsageError(f"{file} is {found.dtype} {list(found.shape)}, and must be floats {shape}")
+        if self.is_of_classes:
+            return probabilities_of(found, file)
+        if not np.isfinite(found).all() or (name == "variance" and (found <= 0).any()):
+            raise UsageError(f"{file} holds what is no {name}")
+        return torch.from_numpy(found).float()
+
+    def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
+        """The answers to the rows, `[1, B, C]` or `[S, B, 1]`, whatever `num_samples` says.
+
+        Raises:
+            UsageError: If a row was not asked for.
+        """
+        places = [self.rows.get(row.tobytes(), -1) for row in inputs.cpu().numpy()]
+        if -1 in places:
+            raise UsageError(
+                f"{self.settings.file} has no answer to a row of {self.fit_name}: it was not asked for"
+            )
+        if self.is_of_classes:
+            return ClassPrediction(self.answers[0][places].to(inputs.device).log()[None])
+        mean, variance = (of[:, places, None].to(inputs.device) for of in self.answers)
+        return NumberPrediction(mean, variance)
+
+
+def read_arrays(file: str) -> dict[str, np.ndarray]:
+    """The arrays of a NumPy file by name.
+
+    Raises:
+        UsageError: If it cannot be read.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as found:
+            return {name: found[name] for name in found.files}
+    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+        raise UsageError(
+            f"{file}: no NumPy file of arrays by name ({' '.join(str(error).split())})"
+        ) from None
 
 
 # ------------------------------------------------------------------------------------------------ helpers

@@ -11,7 +11,6 @@ from drawn import half_counts, names_in_legends, texts, unnamed
 
 from bench import figures
 from bench.contract import Row
-from bench.intervals import Interval
 
 ROWS = [Row("c", "seen", float(x), 0.5) for x in (1, 2, 3)]
 
@@ -121,46 +120,3 @@ def test_negative_controls():
     assert not unnamed(base.mark_rule(strokeDash=[4, 4]).encode(color="name:N"))
     assert half_counts(base.mark_line())
     assert not half_counts(base.mark_line().encode(x=alt.X("x:Q", axis=alt.Axis(tickMinStep=1))))
-
-
-def crowd(number, seed=0):
-    """Points of long names, most of them close together."""
-    rng = np.random.default_rng(seed)
-    return [(f"a_method_{i}", *(300 + 60 * rng.standard_normal(2)).tolist()) for i in range(number)]
-
-
-@pytest.mark.parametrize("number", [3, 24, 200])
-def test_labels_cover_no_label_no_point_and_no_line(number):
-    """Held to the rectangles themselves; of a crowd some labels have no room, and are left out."""
-    points, line = crowd(number), (0.0, 100.0, 600.0, 102.0)
-    placed = figures.labels(points, [line])
-    dots = [(x - 4, y - 4, x + 4, y + 4) for _, x, y in points]
-    apart = [tag.rectangle for tag in placed]
-    for k, own in enumerate(apart):
-        assert 0 <= own[0] < own[2] <= 600
-        assert 0 <= own[1] < own[3] <= 360
-        for other in [*apart[:k], *dots, line]:
-            assert own[2] <= other[0] or other[2] <= own[0] or own[3] <= other[1] or other[3] <= own[1]
-    assert len(placed) == number if number < 24 else 3 < len(placed) <= number
-
-
-def test_a_label_that_is_moved_is_joined_to_its_point():
-    near, far = figures.Tag("x", 10.0, 50.0, (0.0, 50.0)), figures.Tag("x", 10.0, 90.0, (0.0, 50.0))
-    assert (near.is_away, far.is_away) == (False, True)
-    assert far.end == (10.0, 84.5)
-
-
-def place(name, cost, value, is_full=True, is_on_front=False):
-    quality = Interval(value, value - 0.1, value + 0.1, "n = 3")
-    return figures.Place(name, cost, quality, is_full, is_on_front)
-
-
-def test_a_front_shows_every_point_or_says_where_it_is(tmp_path):
-    places = [place("cheap", 1, 1.0, is_on_front=True), place("best", 9, 0.5, False, True)]
-    places += [place(f"middle_{k}", 2 + k, 1.2) for k in range(5)] + [place("lost", 5, 400.0)]
-    chart = figures.front(places, "title", "seconds", "loss", "tuned", "not tuned")
-    said = texts(saved(tmp_path, chart))
-    assert {"cheap", "best", *(f"middle_{k}" for k in range(5))} <= set(said)
-    assert "lost" not in said
-    assert "Outside the frame: lost (400)." in said
-    assert {"on the front, tuned", "on the front, not tuned", "behind it, tuned"} <= set(said)

@@ -1,10 +1,11 @@
-"""Quality against cost: the front against an exact enumeration, and panels that compare like with like."""
+"""The page of quality against cost: panels that compare like with like, and what its sentences find."""
 
 import importlib
 from pathlib import Path
 
-import numpy as np
 import pytest
+
+from bench.leaderboard.rank import fronts
 
 ROOT = Path(__file__).parent.parent
 
@@ -16,38 +17,11 @@ def pareto():
         yield importlib.import_module("parts.pareto")
 
 
-def enumerated(points):
-    """By the definition, pair by pair."""
-    return [
-        not any(
-            cost <= of_cost and loss <= of_loss and (cost, loss) != (of_cost, of_loss)
-            for cost, loss in points
-        )
-        for of_cost, of_loss in points
-    ]
-
-
-@pytest.mark.parametrize("size", [0, 1, 2, 5, 30])
-def test_the_front_is_that_of_an_enumeration(size, pareto):
-    """On small grids, so that costs, losses and whole points tie."""
-    for seed in range(100):
-        grid = np.random.default_rng(seed).integers(0, 5, (size, 2))
-        points = [tuple(point) for point in grid.tolist()]
-        assert pareto.on_front(points) == enumerated(points), points
-
-
-def test_ties_by_hand(pareto):
-    """Equal points stand together; of equal costs the better loss stands, of equal losses the lower cost."""
-    assert pareto.on_front([(1, 2), (1, 2), (2, 1)]) == [True, True, True]
-    assert pareto.on_front([(1, 2), (1, 1)]) == [False, True]
-    assert pareto.on_front([(1, 1), (2, 1)]) == [True, False]
-
-
 def test_a_panel_has_one_kind_of_machine_and_its_best_and_cheapest_are_on_its_front(pareto):
     assert len(pareto.panels()) >= 10
     for panel in pareto.panels():
-        assert {point.machine for point in panel.points} == {panel.machine}
-        assert min(panel.points, key=lambda p: p.seconds) in panel.front
+        assert {point.cost.machine for point in panel.points} == {panel.machine}
+        assert min(panel.points, key=lambda p: p.cost.seconds) in panel.front
         best = max if panel.better == "higher" else min
         values = [point.quality.centre for point in panel.points]
         assert best(values) in [point.quality.centre for point in panel.front]
@@ -56,11 +30,11 @@ def test_a_panel_has_one_kind_of_machine_and_its_best_and_cheapest_are_on_its_fr
 def test_seeds_on_several_machines_make_no_point(pareto, monkeypatch):
     """A method whose one seed ran elsewhere: its seconds are not those of either machine."""
     group = pareto._cells()["shift_digits"]["map"]
-    assert pareto._point("map", group, "nll").machine != pareto.SEVERAL
+    assert pareto._point("map", group, "nll").cost.machine != fronts.SEVERAL
     path, record = group[0]
     environment = record.environment.model_copy(update={"device": "another"})
     moved = [(path, record.model_copy(update={"environment": environment})), *group[1:]]
-    assert pareto._point("map", moved, "nll").machine == pareto.SEVERAL
+    assert pareto._point("map", moved, "nll").cost.machine == fronts.SEVERAL
     lost = [(path, record.model_copy(update={"metrics": {"nll": None}})), *group[1:]]
     assert pareto._point("map", lost, "nll") is None
 
@@ -71,20 +45,20 @@ def test_what_the_page_finds(pareto):
     times = []
     for task in ("fidelity_toy", "fidelity_iris", "fidelity_diabetes", "fidelity_digits"):
         (front,) = (points for (of, _), points in fronts.items() if of == task)
-        seconds = {point.method: point.seconds for point in front}
-        assert front[-1].method == "hmc"
+        seconds = {point.name: point.cost.seconds for point in front}
+        assert front[-1].name == "hmc"
         times.append(seconds["hmc"] / seconds["sghmc"])
     assert (round(min(times)), round(max(times))) == (8, 31)
-    ends = sorted(task for (task, _), front in fronts.items() if front[-1].method == "deep_ensemble")
+    ends = sorted(task for (task, _), front in fronts.items() if front[-1].name == "deep_ensemble")
     images = ["retinopathy_synthetic", "shift_cifar10", "shift_digits", "shift_fashion_mnist"]
     assert ends == [*images, "text_topics"]
-    assert all(len(front) > 1 for front in fronts.values() if front[-1].method == "deep_ensemble")
+    assert all(len(front) > 1 for front in fronts.values() if front[-1].name == "deep_ensemble")
     for task in ("oracle_classification", "oracle_regression"):
         (panel,) = (panel for panel in pareto.panels() if panel.task == task)
-        (mode,) = (point for point in panel.points if point.method == "map")
-        laplaces = [point for point in panel.front if point.method.startswith("laplace")]
+        (mode,) = (point for point in panel.points if point.name == "map")
+        laplaces = [point for point in panel.front if point.name.startswith("laplace")]
         assert laplaces
-        assert all(point.seconds < 1.2 * mode.seconds for point in laplaces)
+        assert all(point.cost.seconds < 1.2 * mode.cost.seconds for point in laplaces)
     tuned = [point.is_tuned for panel in pareto.panels() for point in panel.points]
     assert sum(tuned) < len(tuned) / 2
-    assert not set.intersection(*({point.method for point in front} for front in fronts.values()))
+    assert not set.intersection(*({point.name for point in front} for front in fronts.values()))

@@ -17,7 +17,7 @@ ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking",
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None and os.environ.get("BENCH_REQUIRE_BROWSER") != "1", reason="no Chromium on this system"
 )
-KINDS = ("index", "task", "method", "compare", "reading", "submitting", "changes")
+KINDS = ("index", "overall", "task", "method", "compare", "reading", "submitting", "changes")
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_sorting_by_keyboard_and_back(opened):
 
 
 def test_what_is_missing_is_last_in_both_directions(opened):
-    page = opened("index")
+    page = opened("overall")
     table = page.locator("table", has=page.locator("caption, th", has_text=identity(1))).last
     button = table.locator("thead th").nth(2).get_by_role("button")
     for _ in range(2):
@@ -181,6 +181,25 @@ def test_the_keyboard_reaches_the_content_first_and_shows_where_it_is(opened):
     page.keyboard.press("Tab")
     assert page.evaluate(f"document.querySelector('main').contains({focused})")
     assert page.evaluate(f"getComputedStyle({focused}).outlineStyle") == "solid"
+
+
+def test_drawings_take_the_colours_of_the_page_and_their_names_lie_apart(opened):
+    """Marks are told from the paper in light and in dark, and no name of a drawing covers another."""
+    seen = set()
+    for scheme in ("light", "dark"):
+        page = opened("overall", color_scheme=scheme, viewport={"width": 390, "height": 800})
+        stroke = page.evaluate("getComputedStyle(document.querySelector('svg.front circle.on')).stroke")
+        assert stroke != page.evaluate("getComputedStyle(document.body).backgroundColor")
+        seen.add(stroke)
+    assert len(seen) == 2
+    for drawing in page.locator("svg.front").all():
+        boxes = [text.bounding_box() for text in drawing.locator("text:not(.axis)").all()]
+        assert boxes
+        for k, one in enumerate(boxes):
+            for other in boxes[:k]:
+                across = one["x"] < other["x"] + other["width"] and other["x"] < one["x"] + one["width"]
+                down = abs(one["y"] - other["y"]) < one["height"] / 2
+                assert not (across and down)
 
 
 def test_dark_is_dark_and_print_is_plain(opened):

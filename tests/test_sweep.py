@@ -66,7 +66,12 @@ def test_cells_are_the_product_of_all_lists_with_seeds_innermost():
         "members": [None, 2],
         "method": {"x": [1, 2], "y": 3},
         "task": {"z": [4, 5]},
+        "trainer": {"precision": ["32-true", "bf16-mixed"], "stacked": True},
     }
+    assert [c.trainer for c in cells(grid)[:4:2]] == [
+        {"precision": precision, "stacked": True} for precision in ("32-true", "bf16-mixed")
+    ]
+    del grid["trainer"]
     found = cells(grid)
     assert len(found) == 2**7
     assert len({repr(c) for c in found}) == 2**7
@@ -150,6 +155,15 @@ MALFORMED = [
     ("methods: a\ntasks: t\ntask: {x: []}", "task.x: the list is empty"),
     ("methods: a\ntasks: t\nmethod: {x: {y: 1}}", "method.x: {'y': 1}: must be a value, or a list"),
     ("methods: a\ntasks: t\nmethod: {x: [[1, 2]]}", "method.x: [1, 2]: must be a value"),
+    ("methods: a\ntasks: t\ntrainer: stacked", "trainer: stacked: must hold settings by name"),
+    (
+        "methods: a\ntasks: t\ntrainer: {devices: 2}",
+        "trainer.devices: each cell of a sweep runs in one process",
+    ),
+    (
+        "- {methods: a, tasks: t}\n- {methods: a, tasks: t, trainer: {num_nodes: 2}}",
+        "block 2: trainer.num_nodes: ",
+    ),
 ]
 
 

@@ -88,6 +88,10 @@ def print_record(directory: Path, console: Console, every: bool = False) -> None
         f"{number(record.seconds)} s, {steps} training steps, {record.environment.threads} threads, "
         f"settings {record.method.tuning}"
     )
+    if record.energy is not None:
+        console.print(
+            plain(f"{number(record.energy.joules)} J ({record.energy.source}, whatever else ran there)")
+        )
     for fit in record.fits[-1:]:  # of a sequence, its end
         if fit.diagnostics:
             numbers = ", ".join(f"{name} {number(value)}" for name, value in fit.diagnostics.items())

@@ -47,7 +47,7 @@ def _words(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
         elif "=" in argument:
             flag, _, value = argument.partition("=")
             flags[flag] = value
-        elif argument not in ("--force", "--dry-run", "--all", "--help", "-h", "--print_config"):
+        elif argument not in ("--energy", "--force", "--dry-run", "--all", "--help", "-h", "--print_config"):
             flags[argument] = next(rest, "")
     return words, flags
 
@@ -91,6 +91,7 @@ def _run_parser(method: str | None, task: str | None, preset: str) -> Parser:
     add_option(parser, "members")
     add_run_arguments(parser)
     parser.add_argument("--logger", action="append", type=str, metavar="NAME", help=options()["loggers"].help)
+    add_option(parser, "energy")
     add_option(parser, "force")
     parser.add_argument(
         "--dry-run",

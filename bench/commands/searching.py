@@ -76,15 +76,16 @@ def _sweep_parser() -> Parser:
     parser = Parser(
         "bench sweep",
         description="Run every cell of a grid, and go on after one that fails. The grid is a file, or the "
-        "product of --methods, --tasks, --seeds, --preset, --members and of settings of methods and tasks, "
-        "--method.NAME VALUES and --task.NAME VALUES. Values stand with commas or blanks between them. "
+        "product of --methods, --tasks, --seeds, --preset, --members and of settings of methods, tasks and "
+        "trainer, --method.NAME VALUES, --task.NAME VALUES and --trainer.NAME VALUES. Values stand with "
+        "commas or blanks between them. "
         "`bench sweep status DIR` shows how the last sweep of a folder stands.",
     )
     parser.add_argument(
         "--grid",
         type=str | None,
         default=None,
-        help="YAML: methods, tasks, seeds, preset, members, and settings under method and task; "
+        help="YAML: methods, tasks, seeds, preset, members, and settings under method, task and trainer; "
         "each a value or a list, of which the product is run; or a list of such blocks",
     )
     for name, help in (
@@ -213,7 +214,7 @@ def _exit_code(states: set[str]) -> int:
 
 
 def _tables(arguments: list[str]) -> tuple[dict[str, dict[str, list[Any]]], list[str]]:
-    """Settings of methods and of tasks, each with its values, and the other arguments."""
+    """Settings of methods, tasks and the trainer, each with its values, and the other arguments."""
     tables: dict[str, dict[str, list[Any]]] = {}
     rest: list[str] = []
     taking: list[Any] | None = None
@@ -222,7 +223,7 @@ def _tables(arguments: list[str]) -> tuple[dict[str, dict[str, list[Any]]], list
         table, dot, name = flag.removeprefix("--").partition(".")
         if argument.startswith("--"):
             taking = None
-        if argument.startswith("--") and dot and table in ("method", "task"):
+        if argument.startswith("--") and dot and table in ("method", "task", "trainer"):
             taking = tables.setdefault(table, {}).setdefault(name, [])
             taking += map(_scalar, _words([value] if has_value else []))
         elif taking is not None:

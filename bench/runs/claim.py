@@ -1,7 +1,8 @@
 """A run's directory while the run is unfinished: whose it is, what the run was, how long it took so far.
 
 The directory holds `unfinished.json`: the run's fingerprint, that is everything that must be equal for the
-run to go on, and `seconds`, the wall-clock time of all its starts.
+run to go on, `seconds`, the wall-clock time of all its starts, and `energy`, what they took, where every one
+of them was measured by the same counters.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from bench.errors import OutputError, UsageError
 from bench.runs import holdings, records
 from bench.system.files import LOCK, NotPlain, locked, read, refuse_links, write
+from bench.system.joules import Meter
 
 _KEPT_EVERY = 1.0
 """Seconds of a run that a process which is killed may lose from the count, if events come so often."""
@@ -28,21 +30,31 @@ class Claim:
     Args:
         directory: Of the run.
         fingerprint: What must be equal for the run to go on, as JSON gives it back.
+        meter: Counts the run's joules from now on; None where nothing does.
 
     Raises:
         UsageError: If the directory holds an unfinished run with another fingerprint, or a damaged one.
     """
 
-    def __init__(self, directory: Path, fingerprint: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, fingerprint: dict[str, Any], meter: Meter | None = None) -> None:
         self.marker = directory / "unfinished.json"
         self._fingerprint = fingerprint
-        self._began = time.perf_counter() - self._seconds_of_earlier_starts()
+        seconds, energy = self._earlier_starts()
+        self._began = time.perf_counter() - seconds
+        self._meter, self._earlier = meter, _summable(energy, meter)
         self.keep()
 
     @property
     def seconds(self) -> float:
         """Wall-clock seconds of the run, those of earlier starts included."""
         return time.perf_counter() - self._began
+
+    @property
+    def energy(self) -> records.RecordedEnergy | None:
+        """Joules of the run, those of earlier starts included; None if one of them was not measured."""
+        if self._meter is None or self._earlier is None or (joules := self._meter.joules) is None:
+            return None
+        return records.RecordedEnergy(joules=round(self._earlier + joules, 3), source=self._meter.source)
 
     def observe(self, event: str, values: dict[str, Any]) -> None:
         """As an observer of the run: keeps the seconds, should the process be killed."""
@@ -53,14 +65,18 @@ class Claim:
         """Writes `unfinished.json`."""
         self._kept = time.perf_counter()
         content = self._fingerprint | {"seconds": round(self.seconds, 3)}
+        if (energy := self.energy) is not None:
+            content["energy"] = energy.model_dump()
         write(self.marker, json.dumps(content, indent=2, sort_keys=True).encode())
 
-    def _seconds_of_earlier_starts(self) -> float:
+    def _earlier_starts(self) -> tuple[float, records.RecordedEnergy | None]:
+        """Seconds and energy of the starts before this one; of the latter None if one was not measured."""
         if not self.marker.exists():
-            return 0.0
+            return 0.0, records.RecordedEnergy(joules=0.0, source="")
         try:
             old = json.loads(read(self.marker))
-            seconds = float(old.get("seconds", 0.0))
+            seconds, kept = float(old.get("seconds", 0.0)), old.get("energy")
+            energy = None if kept is None else records.RecordedEnergy.model_validate(kept)
             damaged = not 0.0 <= seconds < float("inf")
         except (ValueError, TypeError, AttributeError):
             damaged = True
@@ -71,17 +87,27 @@ class Claim:
         if differing := ", ".join(k for k, v in self._fingerprint.items() if old.get(k) != v):
             where = self.marker.parent
             raise UsageError(f"{where} holds an unfinished run with another {differing}; --force starts anew")
-        return seconds
+        return seconds, energy
+
+
+def _summable(earlier: records.RecordedEnergy | None, meter: Meter | None) -> float | None:
+    """Joules of earlier starts, to which a meter's can be added; None if other counters gave them."""
+    if meter is None or earlier is None or earlier.source not in ("", meter.source):
+        return None
+    return earlier.joules
 
 
 @contextmanager
-def claimed(directory: Path, fingerprint: dict[str, Any], force: bool) -> Iterator[Claim]:
+def claimed(
+    directory: Path, fingerprint: dict[str, Any], force: bool, meter: Meter | None = None
+) -> Iterator[Claim]:
     """Claims a run's directory, or says in one line why it cannot be had; a refused run leaves no folder.
 
     Args:
         directory: Of the run, made if it is not there.
         fingerprint: What must be equal for the run to go on.
         force: Whether to empty the directory first.
+        meter: Counts the run's joules; None where nothing does.
     """
     new = [path for path in (directory, *directory.parents) if not path.exists()]
     _refuse_links(directory, force)
@@ -89,7 +115,7 @@ def claimed(directory: Path, fingerprint: dict[str, Any], force: bool) -> Iterat
         with locked(directory):
             try:
                 _make_room(directory, force)
-                claim = Claim(directory, fingerprint)
+                claim = Claim(directory, fingerprint, meter)
                 try:
                     yield claim
                 finally:

@@ -84,6 +84,8 @@ class Plan:
     """folder of data files; also $BENCH_DATA"""
     loggers: tuple[Annotated[Logger, AfterValidator(_installed)], ...] = ()
     """write epochs and numbers live: csv, tensorboard, wandb, wandb-offline; may be repeated"""
+    energy: bool = False
+    """say why, where no energy of the run can be recorded; where the machine counts it, it always is"""
     force: bool = False
     """replace what stands in the run's directory"""
 

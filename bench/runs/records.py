@@ -25,7 +25,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from importlib.metadata import version as installed_version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self
 
 import numpy as np
 import pydantic
@@ -117,6 +117,18 @@ class RecordedDraws(Schema):
     predictions: Count
 
 
+class RecordedEnergy(Schema):
+    """Energy of the run as the machine counted it (`bench.system.joules`).
+
+    Attributes:
+        joules: Of the whole packages and accelerators, with whatever else ran there; of all starts together.
+        source: What counted, such as `RAPL, 2 packages`.
+    """
+
+    joules: Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
+    source: str
+
+
 class Environment(Schema):
     """What the run was computed on: versions, system, model of the device, number of CPU threads."""
 
@@ -126,6 +138,16 @@ class Environment(Schema):
     system: str
     device: str
     threads: int
+
+    @property
+    def machine(self) -> str:
+        """On what seconds were measured: `AMD EPYC, 1 thread`."""
+        return f"{self.device}, {self.threads} thread" + ("" if self.threads == 1 else "s")
+
+    @property
+    def is_accelerated(self) -> bool:
+        """Whether the device is an accelerator, which its name tells: records have no more."""
+        return re.match(r"NVIDIA|Tesla|Quadro|GeForce|AMD (Instinct|Radeon)", self.device) is not None
 
 
 class Provenance(Schema):
@@ -170,6 +192,7 @@ class Record(Schema):
         diagnostics: Diagnostics of predictions, of each the largest over the run (`prediction_rhat`).
         draws: What stands behind the predictions. None in records from before it was counted.
         seconds: Wall-clock time of the run, summed over its starts where it was stopped.
+        energy: What the machine counted meanwhile; None where it counts nothing, or not of every start.
         environment: On what it was computed.
         trainer: Options of Lightning's Trainer.
         provenance: From which source it was made.
@@ -191,6 +214,7 @@ class Record(Schema):
     diagnostics: dict[str, float] = {}
     draws: list[RecordedDraws] | None = None
     seconds: float
+    energy: RecordedEnergy | None = None
     environment: Environment
     trainer: dict[str, Any]
     provenance: Provenance

@@ -19,6 +19,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from bench import figures
 from bench.contract import Arrays, FinishedRun, Method, Problem, Row, Task
 from bench.data import array_digest
@@ -32,7 +34,7 @@ from bench.runs.events import Observer, noticing
 from bench.runs.plan import Plan, called_as
 from bench.runs.setup import Setup, set_up
 from bench.settings import build, settings
-from bench.system import files, processes
+from bench.system import files, joules, processes
 
 
 @dataclass(frozen=True)
@@ -109,9 +111,12 @@ def _first(setup: Setup, observers: tuple[Observer, ...]) -> Run:
     with ExitStack() as stack:
 
         def begin() -> None:
-            claim = stack.enter_context(claimed(setup.directory, setup.fingerprint, setup.plan.force))
+            meter, why = _meter(setup, stack)
+            claim = stack.enter_context(claimed(setup.directory, setup.fingerprint, setup.plan.force, meter))
             observing = (claim.observe, *observers, noticing(notices))
             opened.extend((claim, *stack.enter_context(loggers.telling(setup, observing))))
+            if why and setup.plan.energy:
+                opened[-1]("notice", {"text": f"no energy is recorded: {why}"})
 
         processes.from_first(begin)
         claim, log, notify = opened
@@ -122,6 +127,25 @@ def _first(setup: Setup, observers: tuple[Observer, ...]) -> Run:
             ending()
         processes.from_first(ending)
     return Run(setup.directory, notices=tuple(notices))
+
+
+def _meter(setup: Setup, stack: ExitStack) -> tuple[joules.Meter | None, str]:
+    """What counts the joules of the run until the stack is left, or why nothing does."""
+    if setup.engine.place.world > 1:
+        return None, "several processes share the run, and each would count its own part"
+    try:
+        found = joules.meter(_uuid(setup.engine.device))
+    except joules.NoMeter as error:
+        return None, str(error)
+    stack.callback(found.close)
+    return found, ""
+
+
+def _uuid(device: torch.device) -> str | None:
+    """By which NVML knows an accelerator; None of a processor."""
+    if device.type != "cuda":
+        return None
+    return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
 def _end(setup: Setup, outcome: _Outcome, claim: Claim, log: logging.Logger, notify: Observer) -> None:
@@ -333,6 +357,7 @@ class _Outcome:
 
     status: Literal["completed", "diverged", "failed"]
     seconds: float
+    energy: records.RecordedEnergy | None
     failure: BenchError | None = None
     arrays: Arrays | None = None
     digest: str | None = None
@@ -352,7 +377,7 @@ def _outcome(setup: Setup, claim: Claim, log: logging.Logger) -> _Outcome:
         arrays, digest = found, array_digest(found)
         scores = records.split_metrics(setup.protocol.score(arrays), setup.protocol.spec)
     except Diverged as error:
-        return _Outcome("diverged", claim.seconds, error, arrays, digest)
+        return _Outcome("diverged", claim.seconds, claim.energy, error, arrays, digest)
     except BenchError as error:
         if isinstance(error, processes.Lost):
             log.error(traceback.format_exc())
@@ -360,8 +385,8 @@ def _outcome(setup: Setup, claim: Claim, log: logging.Logger) -> _Outcome:
     except (Exception, SystemExit) as error:  # a method that ends the process has a defect like any other
         log.error(traceback.format_exc())
         failure = BenchError(f"failed: {_first_line(error)}")
-        return _Outcome("failed", claim.seconds, failure, arrays, digest)
-    return _Outcome("completed", claim.seconds, None, arrays, digest, scores)
+        return _Outcome("failed", claim.seconds, claim.energy, failure, arrays, digest)
+    return _Outcome("completed", claim.seconds, claim.energy, None, arrays, digest, scores)
 
 
 # -------------------------------------------------------------------------------------------- after the run
@@ -405,6 +430,7 @@ def _record(setup: Setup, outcome: _Outcome) -> records.Record:
         diagnostics=_finite(engine.diagnostics),
         draws=[records.RecordedDraws(**counted) for counted in engine.draws],
         seconds=round(outcome.seconds, 3),
+        energy=outcome.energy,
         environment=records.environment(records.device_name(engine.device)),
         trainer=asdict(engine.options),
         provenance=records.provenance(setup.method_file, outcome.digest, setup.task_file),

@@ -9,6 +9,7 @@ A grid is a YAML file of one block, or of a list of blocks:
     members: [null, 5]                    # null is what the method's name says
     method: {learning_rate: [1e-3, 1e-2]} # settings of every method of the block
     task: {epochs: 10}                    # settings of every task of the block
+    trainer: {stacked: true}              # options of Lightning's Trainer; one process runs a cell
 
 Every value may be a list; the cells of a block are the product of all its lists, the seeds innermost. A cell
 is a `bench.runs.plan.Plan`: plain data, so that cells may be run anywhere and in any order.
@@ -86,12 +87,14 @@ class _Block(pydantic.BaseModel):
     members: Several[Count | None] = [None]
     method: Table = {}
     task: Table = {}
+    trainer: Table = {}
 
     def cells(self) -> Iterator[dict[str, Any]]:
         """Fields of a plan, for every cell."""
-        names = ("method", "task", "preset", "members", "method_settings", "task_settings", "seed")
+        names = ("method", "task", "preset", "members", "method_settings", "task_settings", "trainer", "seed")
         lists = (self.methods, self.tasks, self.preset, self.members)
-        for values in itertools.product(*lists, _products(self.method), _products(self.task), self.seeds):
+        tables = map(_products, (self.method, self.task, self.trainer))
+        for values in itertools.product(*lists, *tables, self.seeds):
             yield dict(zip(names, values, strict=True))
 
 
@@ -103,7 +106,10 @@ _MUST_BE = {
     "members": "1 or more, or null",
     "method": "a value",
     "task": "a value",
+    "trainer": "a value",
 }
+_OF_SEVERAL_PROCESSES = ("devices", "num_nodes", "strategy")
+"""Options of the trainer that no cell has: the processes that they start would each be a whole sweep."""
 
 
 def _products(table: dict[str, list[Any]]) -> list[dict[str, Any]]:
@@ -140,11 +146,14 @@ def cells(grid: Any, **common: Any) -> list[Plan]:
         raise UsageError("holds no block")
     found: list[Plan] = []
     for number, block in enumerate(blocks, 1):
+        where = f"block {number}: " if len(blocks) > 1 else ""
         try:
-            values = list(_Block.model_validate(block).cells())
+            read_block = _Block.model_validate(block)
         except pydantic.ValidationError as error:
-            where = f"block {number}: " if len(blocks) > 1 else ""
             raise UsageError(where + _first(error, block)) from None
+        if several := [name for name in _OF_SEVERAL_PROCESSES if name in read_block.trainer]:
+            raise UsageError(f"{where}trainer.{several[0]}: each cell of a sweep runs in one process")
+        values = list(read_block.cells())
         found += [build(Plan, {**cell, **common}) for cell in values]
     return found
 
@@ -182,7 +191,7 @@ def _first(error: pydantic.ValidationError, block: Any) -> str:
         case "missing":
             return f"{key}: must be given"
     where, must_be = str(key), _MUST_BE[str(key)]
-    if key in ("method", "task"):
+    if key in ("method", "task", "trainer"):
         if not inside or "[key]" in inside:
             return f"{key}: {block[key]}: must hold settings by name"
         where = f"{key}.{inside[0]}"

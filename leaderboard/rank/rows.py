@@ -12,6 +12,7 @@ from bench.intervals import student
 from bench.leaderboard.check.facts import command
 from bench.leaderboard.evidence.submission import OURS
 from bench.leaderboard.rank.cells import Candidate, Scored
+from bench.leaderboard.rank.fronts import Cost
 from bench.leaderboard.rank.ranking import Place
 from bench.runs import registry
 from bench.runs.marks import together
@@ -41,7 +42,8 @@ class EntryRow(TypedDict, total=False):
     group is `provisional` until maintainers have made a run of it again. `ranks` are the first and the last
     that the data admit. `low` and `high` are None where there is no interval. `metrics` has mean and limits
     of every metric, `basis` what the interval is of. `tuning` says where the settings come from, and `tuned`
-    whether that is a search with the budget of the task (`bench.runs.searches`), which the board adds.
+    whether that is a search with the budget of the task (`bench.runs.searches`), which the board adds. `cost`
+    is what the runs took (`bench.leaderboard.rank.fronts.Cost`), None where no record says it.
     `declares` is what is said of the posterior in the method's file, empty if that is not here.
     """
 
@@ -63,6 +65,7 @@ class EntryRow(TypedDict, total=False):
     basis: str
     seeds: int
     seconds: float | None
+    cost: dict[str, Any] | None
     tuning: str
     tuned: bool
     declares: str
@@ -116,7 +119,9 @@ def row(candidate: Candidate, place: Place, spec: Spec, targets_known: bool = Tr
         values = [v for run in candidate.runs if (v := run.metrics.get(name)) is not None]
         with np.errstate(over="ignore"):  # some metrics of some runs are as large as numbers get
             metrics[name] = [finite(x) for x in student(values)[:3]] if values else [None, None, None]
-    seconds = [run.record.seconds for run in candidate.runs if run.record is not None]
+    records = [run.record for run in candidate.runs if run.record is not None]
+    seconds = [of_run.seconds for of_run in records]
+    cost = Cost.of(records)
     tier = _tier(candidate, spec, targets_known)
     return EntryRow(
         name=place.name,
@@ -137,6 +142,7 @@ def row(candidate: Candidate, place: Place, spec: Spec, targets_known: bool = Tr
         basis=interval.basis if interval else "",
         seeds=len(candidate.runs),
         seconds=float(np.mean(seconds)) if seconds else None,
+        cost=cost._asdict() if cost else None,
         tuning=record.method.tuning if record else "",
         declares=declared(record.method.name) if record else "",
         created=max((run.record.created for run in candidate.runs if run.record), default=""),

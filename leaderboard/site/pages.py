@@ -22,7 +22,7 @@ from bench.leaderboard.evidence.submission import OURS
 from bench.leaderboard.rank.board import Board
 from bench.leaderboard.rank.pairing import MOST, pair
 from bench.leaderboard.rank.rows import EntryRow, Table
-from bench.leaderboard.site import words
+from bench.leaderboard.site import fronts, words
 from bench.runs.marks import MEANINGS
 from bench.runs.registry import nearest
 from bench.runs.searches import NONE_TUNED, parted
@@ -197,7 +197,7 @@ class Site:
         yield "submitting.html", self._page("submitting", 0)
         yield "changes.html", self._page("changes", 0)
         yield "feed.xml", self.environment.get_template("feed.xml.j2").render(root="")
-        yield from self._overall()
+        yield from self._across()
         yield MARK, _json(self._whole())
         for task, table in self.board.tables.items():
             yield from self._task(task, table)
@@ -243,6 +243,7 @@ class Site:
                 missing=missing,
                 scale=scale,
                 figures=sorted(figures),
+                has_energy=_has_energy(table),
             ),
         )
         yield f"tasks/{task}.json", _json(table)
@@ -256,8 +257,20 @@ class Site:
         """The page of two entries beside each other."""
         return self._page("pair", 2, table=self.board.tables[task], pair=pair)
 
-    def _overall(self) -> Iterable[tuple[str, str]]:
+    def _across(self) -> Iterable[tuple[str, str]]:
+        """The page across tasks, and its tables."""
         overall = self.board.overall
+        panels = [found for table in self.tables.values() if (found := fronts.panel_of(table)) is not None]
+        costs = fronts.standings(panels)
+        drawings = [fronts.drawing(panel, self.tables[panel.task]) for panel in panels]
+        yield "overall.html", self._page("overall", 0, drawings=drawings, costs=costs, canvas=fronts.CANVAS)
+        of_fronts = fronts.rows(costs, (panel.task for panel in panels))
+        yield "fronts.json", _json(of_fronts)
+        said = [row | {"on the front of": "; ".join(row["on the front of"])} for row in of_fronts]
+        yield (
+            "fronts.csv",
+            words.table(list(said[0]) if said else ["entry"], [list(row.values()) for row in said]),
+        )
         yield "overall.json", _json(overall)
         header = ["entry", "first rank", "last rank", "tie group", "score", "low", "high", "why"]
         rows = [
@@ -303,6 +316,11 @@ def _environment() -> Environment:
     return environment
 
 
+def _has_energy(table: Table) -> bool:
+    """Whether the energy of some entry was counted: else there is no column."""
+    return any(row["cost"] and row["cost"]["joules"] is not None for row in table["entries"])
+
+
 def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False) + "\n"
 
@@ -327,6 +345,7 @@ def _csv_of(tables: Sequence[Table]) -> str:
 
 
 def _csv_of_task(table: Table) -> str:
+    has_energy = _has_energy(table)
     header = ["first rank", "last rank", "tie group", "entry", "method", "slug", "status"]
     header += [
         table["metric"],
@@ -336,6 +355,7 @@ def _csv_of_task(table: Table) -> str:
         "tier",
         "provisional",
         "seconds",
+        *(["joules", "counted by"] if has_energy else []),
         "settings",
         "tuned",
         "marks",
@@ -348,7 +368,9 @@ def _csv_of_task(table: Table) -> str:
             *(row["group"], row["name"], row["method"], row["slug"], row["status"]),
             *(row["mean"], row["low"], row["high"]),
             *(row["seeds"], row["tier"], row["provisional"]),
-            *(row["seconds"], row["tuning"], row["tuned"]),
+            row["seconds"],
+            *([row["cost"] and row["cost"][key] for key in ("joules", "counters")] if has_energy else []),
+            *(row["tuning"], row["tuned"]),
             *("; ".join(map(": ".join, row["marks"])), row["why"]),
         ]
         for row in table["entries"]
