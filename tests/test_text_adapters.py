@@ -4,6 +4,7 @@ The encoder is that of tests/test_bert.py, whose layers are held to torch's own 
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from toys import Recorder
 from bench import bert
 from bench.contract import Budget
 from bench.engine.engine import Engine, TrainerOptions
+from bench.errors import UsageError
 from bench.families import curvature
 from bench.laws.truth import small_topics
 from bench.networks import dropout_masks
@@ -111,34 +113,72 @@ def test_padding_adds_nothing(encoder):
     assert reader(torch.zeros_like(inputs)).isfinite().all()
 
 
+def test_states_are_kept_and_layers_that_are_not_there_refused(encoder, tmp_path, monkeypatch):
+    """A second call computes none, in whatever order; another cut does; long texts end in [SEP]."""
+    found = [f"good {'bad ' * i}{j}" for i in range(4) for j in range(10)]
+    first = encoder.states(found, 1, 5)
+    for row, text in enumerate(found):
+        tokens = encoder.tokens(text, 5)
+        assert tokens[-1] == encoder.tokens("")[-1]
+        assert len(tokens) == min(5, len(encoder.tokens(text)))
+        assert [bool(state.any()) for state in first[row]] == [i < len(tokens) for i in range(5)]
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder, "_hidden", lambda *_: pytest.fail("computed again"))
+        assert (encoder.states(found[::-1], 1, 5)[::-1] == first).all()
+    assert abs(encoder.states(found, 2, 5) - first).max() > 0.1
+    assert len(list((tmp_path / "cache" / "texts").iterdir())) == 2
+    for call in (lambda: encoder.states(found, 3, 5), lambda: encoder.upper(3)):
+        with pytest.raises(UsageError, match="has 2 layers, and 3 are asked for") as caught:
+            call()
+        assert "\n" not in str(caught.value)
+
+
+def fit(name, problem):
+    """Three epochs of a method under its own settings."""
+    method = registry.method(name)
+    own = registry.build(method.cls.settings_class, dict(method.fixed), "method")
+    engine = Engine(method.cls, own, 0, trainer=TrainerOptions(accelerator="cpu"))
+    engine.stage("fit")
+    return engine.fit(problem, Budget(3, 16))
+
+
+def all_of_it(make):
+    """A network in which nothing is frozen."""
+
+    def made(dropout=0.0):
+        network = make(dropout=dropout)
+        for module in network.modules():
+            for name, buffer in [*module.named_buffers(recurse=False)]:
+                delattr(module, name)
+                module.register_parameter(name, torch.nn.Parameter(buffer.clone()))
+        return network
+
+    return made
+
+
 def test_no_fit_moves_a_frozen_weight_and_no_posterior_is_of_one(task):
-    """Weights are A, B and the head; checkpoints hold no others. Negative control: all of them move."""
+    """Weights are A, B and the head; checkpoints hold no others.
+
+    Negative control: of a network in which nothing is frozen they are more, and the pretrained ones move.
+    """
     problem = task.problem()
     network = problem.network()
-    adapters = [
-        f"layers.{i}.{of}.{ab}.weight" for i in (0, 1) for of in ("query", "value") for ab in ("down", "up")
-    ]
-    names = [*adapters, "head.weight", "head.bias"]
-    assert [name for name, _ in network.named_parameters()] == names == list(network.state_dict())
-    given = task.topics.upper(2)
-    before = [w.clone() for layer in given.weights for w in layer.values()]
+    parts = [f"{of}.{ab}.weight" for of in ("query", "value") for ab in ("down", "up")]
+    names = [*(f"layers.{i}.{part}" for i in (0, 1) for part in parts), "head.weight", "head.bias"]
+    assert [name for name, _ in network.named_parameters()] == names
+    before = dict(network.named_buffers())
+    assert len(before) == 32
     for name in ("map", "mfvi", "laplace"):
-        method = registry.method(name)
-        own = registry.build(method.cls.settings_class, dict(method.fixed), "method")
-        engine = Engine(method.cls, own, 0, trainer=TrainerOptions(accelerator="cpu"))
-        engine.stage("fit")
-        fitted = engine.fit(problem, Budget(3, 16))
-        for weight, old in zip((w for layer in given.weights for w in layer.values()), before, strict=True):
-            assert torch.equal(weight, old)
-        frozen = dict(fitted.network.named_buffers())
-        for at, layer in enumerate(given.weights):
-            assert torch.equal(frozen[f"layers.{at}.key.weight"], layer["attention.self.key.weight"])
-            assert torch.equal(frozen[f"layers.{at}.query.weight"], layer["attention.self.query.weight"])
-        for path, weight in fitted.network.named_parameters():
-            assert weight.abs().max() > 0, path
+        fitted = fit(name, problem)
+        after = dict(fitted.network.named_buffers())
+        assert all(torch.equal(after[path], before[path]) for path in before)
+        assert all(weight.any() for weight in fitted.network.parameters())
+        assert not any(path.endswith("key.weight") for path in fitted.state_dict())
         if name != "map":
             assert [*fitted.moments()[0]] == names
-    assert not any("key" in path for path in fitted.state_dict())
+    cheat = dict(fit("map", replace(problem, network=all_of_it(problem.network))).network.named_parameters())
+    assert cheat.keys() == {*names, *before}
+    assert not any(torch.equal(cheat[path], before[path]) for path in before if path.endswith("value.weight"))
 
 
 def test_curvature_and_dropout_know_the_adapters(task):

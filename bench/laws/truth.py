@@ -139,7 +139,11 @@ class SmallTopics(topics.Topics):
 
     def upper(self, count: int) -> bert.Layers:
         """Layers of one head whose weights are drawn."""
-        draw, wide = torch.Generator().manual_seed(0), 2 * self.width
+        draw = torch.Generator().manual_seed(0)
+        return bert.Layers([self._layer(draw) for _ in range(count)], 1, 1e-12)
+
+    def _layer(self, draw: torch.Generator) -> dict[str, Tensor]:
+        wide = 2 * self.width
         square = "attention.self.query attention.self.key attention.self.value attention.output.dense"
         shapes = dict.fromkeys(square.split(), (self.width, self.width))
         shapes |= {"intermediate.dense": (wide, self.width), "output.dense": (self.width, wide)}
@@ -149,7 +153,7 @@ class SmallTopics(topics.Topics):
             layer[f"{name}.bias"] = torch.zeros(shape[0])
         for name in ("attention.output.LayerNorm", "output.LayerNorm"):
             layer |= {f"{name}.weight": torch.ones(self.width), f"{name}.bias": torch.zeros(self.width)}
-        return bert.Layers([layer] * count, 1, 1e-12)
+        return layer
 
     @staticmethod
     def _near(text: str) -> np.ndarray:
