@@ -170,15 +170,15 @@ def beside(task: str, other: str, names: tuple[str, ...]) -> str:
     """What every method gains on the runs of another task that has the same test examples, by Welch."""
     rows = []
     for identity, method, group in groups(task):
-        others = [record for _, record in by_seed(other, method).values()]
+        others = [*by_seed(other, method).values()]
         if identity == task and method in methods() and others:
-            pairs = (
-                [[record.metrics[name] for record in records] for records in ([r for _, r in group], others)]
-                for name in names
-            )
-            moments = ([Moments.of([v for v in values if v is not None]) for values in pair] for pair in pairs)
-            rows.append([f"`{method}`", *(f"{welch(*both):.2g}" for both in moments)])
+            gains = (welch(_moments(group, name), _moments(others, name)) for name in names)
+            rows.append([f"`{method}`", *(f"{gain:.2g}" for gain in gains)])
     return or_none(["method", *(f"`{name}`" for name in names)], rows)
+
+
+def _moments(group: Group, name: str) -> Moments:
+    return Moments.of([value for _, record in group if (value := record.metrics[name]) is not None])
 
 
 def bare_loop() -> str:
