@@ -107,7 +107,7 @@ class Layer(nn.Module):
         self.outer, self.second = (Frozen(weights, f"output.{name}") for name in ("dense", "LayerNorm"))
 
     def forward(self, hidden: Tensor, is_token: Tensor) -> Tensor:
-        """Of hidden states `[B, L, H]` the next ones; `is_token` `[B, L]` is 1 at tokens, else 0."""
+        """The next hidden states `[B, L, H]`; `is_token` `[B, L]` is 1 at tokens, else 0."""
         query, key, value = (
             part(hidden).unflatten(2, (self.heads, -1)).transpose(1, 2)
             for part in (self.query, self.key, self.value)

@@ -103,7 +103,7 @@ class TextTask(Task):
         return {"clean": test, "val": val, "train": train}
 
     def data_digest(self) -> str:
-        """Of all texts, of the encoder and of the split; vectors follow from them, up to rounding."""
+        """Digest of all texts, the encoder and the split; what is encoded follows, up to rounding."""
         rows = self.rows(len(self.topics.known("news")))
         digest = np.frombuffer(bytes.fromhex(self.topics.digest), np.uint8)
         return array_digest({"texts": digest, **rows})
