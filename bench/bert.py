@@ -8,7 +8,7 @@ of the folder is run.
 Source: Devlin et al. 2019, "BERT"; Reimers and Gurevych 2019, "Sentence-BERT". Words that stand for special
 tokens, such as [SEP], are words here, since a text is a user's and says nothing to the model.
 
-Shapes: N texts, B texts of T tokens each, H numbers a vector.
+Shapes: N texts, B texts of T tokens each, H numbers a vector, L tokens of a text at most.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from __future__ import annotations
 import hashlib
 import json
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
@@ -40,6 +40,14 @@ LONGEST_WORD = 100
 _TOKENS_AT_A_TIME = 2**13
 _WORTH_KEEPING = 20
 """Texts from which on their vectors are kept on disk."""
+
+
+class Layers(NamedTuple):
+    """The last layers of an encoder: their weights and biases by name, heads, and what a variance gets."""
+
+    weights: Sequence[Mapping[str, Tensor]]
+    heads: int
+    epsilon: float
 
 
 @lru_cache(maxsize=2)
@@ -178,11 +186,16 @@ class Encoder:
 
     # ---- tokens
 
-    def tokens(self, text: str) -> list[int]:
-        """Numbers of the tokens of a text, the first and last one's being those of [CLS] and [SEP]."""
+    def tokens(self, text: str, most: int | None = None) -> list[int]:
+        """Numbers of the tokens of a text, the first and last one's being those of [CLS] and [SEP].
+
+        Args:
+            text: Any.
+            most: How many there may be, at least 2, where that is fewer than the encoder reads.
+        """
         pieces = [piece for word in words(text, self._lower) for piece in self._pieces(word)]
         ends = self._ids["[CLS]"], self._ids["[SEP]"]
-        return [ends[0], *pieces[: self._longest - 2], ends[1]]
+        return [ends[0], *pieces[: min(self._longest, most or self._longest) - 2], ends[1]]
 
     def _pieces(self, word: str) -> list[int]:
         """A word as the longest pieces that are known, from its start on; unknown where one is not."""
@@ -214,26 +227,77 @@ class Encoder:
         return made[[place[text] for text in texts]]
 
     def _computed(self, texts: Sequence[str]) -> np.ndarray:
-        """Of different texts; those of one number of tokens at a time, so that none is padded."""
-        tokens = [self.tokens(text) for text in texts]
+        """Of different texts."""
         made = np.empty((len(texts), self.width), np.float32)
-        of_length: dict[int, list[int]] = {}
-        for number, found in enumerate(tokens):
-            of_length.setdefault(len(found), []).append(number)
-        for length, numbers in of_length.items():
-            size = max(1, _TOKENS_AT_A_TIME // length)
-            for rows in (numbers[i : i + size] for i in range(0, len(numbers), size)):
-                made[rows] = self._pooled(torch.tensor([tokens[row] for row in rows])).numpy()
+        for rows, tokens in _of_one_length([self.tokens(text) for text in texts]):
+            made[rows] = self._pooled(tokens).numpy()
         return made
 
     @torch.no_grad()
     def _pooled(self, tokens: Tensor) -> Tensor:
         """Vectors `[B, H]` of tokens `[B, T]`."""
-        hidden = self._hidden(tokens)
+        hidden = self._hidden(tokens, self._layers)
         return functional.normalize(hidden.mean(1) if self._is_mean else hidden[:, 0], dim=1)
 
-    def _hidden(self, tokens: Tensor) -> Tensor:
-        """What the last layer says of every token, `[B, T, H]`."""
+    # ---- below and above a cut
+
+    def states(self, texts: Sequence[str], upper: int, most: int) -> np.ndarray:
+        """What the layers below the last `upper` say of the tokens of each text, `[N, L, H]`, float32.
+
+        Rows of zeros follow the last token of a text: no token has one, since layers end in a layer norm.
+        They are rounded to float16, and kept on disk as vectors are.
+
+        Args:
+            texts: N of them.
+            upper: Layers that are not run.
+            most: Tokens of a text that are read, L, at least 2.
+
+        Raises:
+            UsageError: If the encoder has fewer layers; one line.
+        """
+        below = self._below(upper)
+        different = sorted(set(texts))
+        key = hashlib.sha256(json.dumps([self.digest, below, most, *different]).encode()).hexdigest()
+        tokens = [self.tokens(text, most) for text in different]
+        ends = np.cumsum([0, *map(len, tokens)])
+
+        def compute() -> np.ndarray:
+            found = np.empty((ends[-1], self.width), np.float16)
+            with torch.no_grad():
+                for rows, some in _of_one_length(tokens):
+                    for row, hidden in zip(rows, self._hidden(some, below), strict=True):
+                        found[ends[row] : ends[row + 1]] = hidden.numpy()
+            return found
+
+        many, shape = len(different) >= _WORTH_KEEPING, (int(ends[-1]), self.width)
+        kept = keeping.kept("texts", key, shape, compute, np.float16) if many else compute()
+        place = {text: number for number, text in enumerate(different)}
+        made = np.zeros((len(texts), most, self.width), np.float32)
+        for row, text in enumerate(texts):
+            first, end = ends[place[text] : place[text] + 2]
+            made[row, : end - first] = kept[first:end]
+        return made
+
+    def upper(self, count: int) -> Layers:
+        """The last layers, by what `states` says of which the rest of the encoder is computed.
+
+        Raises:
+            UsageError: If the encoder has fewer; one line.
+        """
+        names = [f"encoder.layer.{layer}." for layer in range(self._below(count), self._layers)]
+        every = self._weights.items()
+        found = [{n.removeprefix(at): w for n, w in every if n.startswith(at)} for at in names]
+        return Layers(found, self._heads, self._epsilon)
+
+    def _below(self, upper: int) -> int:
+        if upper > self._layers:
+            raise self._refusal("config.json", f"has {self._layers} layers, and {upper} are asked for")
+        return self._layers - upper
+
+    # ---- layers
+
+    def _hidden(self, tokens: Tensor, layers: int) -> Tensor:
+        """What the first layers say of every token, `[B, T, H]`."""
         weights = self._weights
 
         def linear(name: str, inputs: Tensor) -> Tensor:
@@ -246,7 +310,7 @@ class Encoder:
         hidden = weights["embeddings.word_embeddings.weight"][tokens]
         hidden = hidden + weights["embeddings.position_embeddings.weight"][: tokens.shape[1]]
         hidden = norm("embeddings.LayerNorm", hidden + weights["embeddings.token_type_embeddings.weight"][0])
-        for layer in range(self._layers):
+        for layer in range(layers):
             at = f"encoder.layer.{layer}."
             query, key, value = (
                 linear(f"{at}attention.self.{name}", hidden).unflatten(2, (self._heads, -1)).transpose(1, 2)
@@ -258,6 +322,17 @@ class Encoder:
             inner = functional.gelu(linear(f"{at}intermediate.dense", hidden))
             hidden = norm(f"{at}output.LayerNorm", hidden + linear(f"{at}output.dense", inner))
         return hidden
+
+
+def _of_one_length(tokens: Sequence[Sequence[int]]) -> Iterator[tuple[list[int], Tensor]]:
+    """Places of texts of one number of tokens, and their tokens `[B, T]`: so none is padded."""
+    of_length: dict[int, list[int]] = {}
+    for number, found in enumerate(tokens):
+        of_length.setdefault(len(found), []).append(number)
+    for length, numbers in of_length.items():
+        size = max(1, _TOKENS_AT_A_TIME // length)
+        for rows in (numbers[i : i + size] for i in range(0, len(numbers), size)):
+            yield rows, torch.tensor([tokens[row] for row in rows])
 
 
 def words(text: str, lower: bool) -> Iterator[str]:

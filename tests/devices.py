@@ -560,6 +560,7 @@ TASKS = {
     "shift_digits": {"num_train": 200, "epochs": 1, "test_images": 40},
     "split_digits": {},
     "split_digits_multi_head": {"test_samples": 2},
+    "text_adapters": {},
     "text_topics": {"epochs": 2},
     "training_dynamics_digits": {"images": 20, "epochs": 2},
     "toy_regression": {"epochs": 2, "test_samples": 4, "hidden": 10},

@@ -12,8 +12,8 @@ from bench.laws.truth import small_topics
 from bench.predictions import Categorical
 from bench.spec import Undefined, misfit
 from bench.studies import topics
-from bench.tasks import text_topics
-from bench.tasks.text_topics import CLASSES, GROUPS, Settings, TextTopics
+from bench.studies.texts import CLASSES, GROUPS, NEW_OF
+from bench.tasks.text_topics import Settings, TextTopics
 
 
 class Reads(Recorder):
@@ -97,7 +97,7 @@ def test_scores_are_those_by_hand(done):
     assert task.score(other)["nll"] == scores["nll"]  # negative control: of the definitions alone
 
 
-@pytest.mark.parametrize(("group", "new"), text_topics.NEW_OF.items())
+@pytest.mark.parametrize(("group", "new"), NEW_OF.items())
 def test_new_topics_are_told_from_known_ones_of_their_own_source(group, new, done):
     """Who is unsure of new topics alone has area 1, who is sure of them alone 0."""
     task, arrays, _ = done
@@ -113,7 +113,7 @@ def test_new_topics_are_told_from_known_ones_of_their_own_source(group, new, don
     for name in ("entropy", "confidence"):
         areas = [scores[f"auroc_{new}_{name}"] for scores in (knows, blind, inverse)]
         assert areas == [1.0, 0.5, 0.0]
-    (other,) = set(text_topics.NEW_OF.values()) - {new}
+    (other,) = set(NEW_OF.values()) - {new}
     assert knows[f"auroc_{other}_entropy"] == before[f"auroc_{other}_entropy"]
     assert knows[f"auroc_{new}_words"] == before[f"auroc_{new}_words"]
 
@@ -122,7 +122,7 @@ def test_information_of_one_draw_is_undefined_and_says_why(done):
     task, arrays, _ = done
     none = {name: np.zeros_like(array) for name, array in arrays.items() if name.endswith("information")}
     scores = task.score(arrays | none)
-    for new in text_topics.NEW_OF.values():
+    for new in NEW_OF.values():
         assert isinstance(scores[f"auroc_{new}_information"], Undefined)
 
 

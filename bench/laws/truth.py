@@ -34,7 +34,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from bench import cifar, data, tables
+from bench import bert, cifar, data, tables
 from bench.contract import Arrays, Problem, Task
 from bench.data import array_digest
 from bench.engine.engine import Engine, TrainerOptions
@@ -120,12 +120,40 @@ def small_chains(size: int, seed: int = 5) -> np.ndarray:
 
 
 class SmallTopics(topics.Topics):
-    """Texts that name their topic and a number, and vectors that no encoder made."""
+    """Texts that name their topic and a number, and vectors and layers that no encoder made."""
+
+    width = 8
 
     def vectors(self, texts: list[str]) -> np.ndarray:
         """Vectors that are near each other where the topic is the same."""
         made = np.stack([self._near(text.split()[0]) + 0.5 * self._near(text) for text in texts])
         return (made / np.linalg.norm(made, axis=1, keepdims=True)).astype(np.float32)
+
+    def states(self, texts: list[str], upper: int, most: int) -> np.ndarray:
+        """Two tokens or more, each near the vector of its text."""
+        made = np.zeros((len(texts), most, self.width), np.float32)
+        for row, (text, vector) in enumerate(zip(texts, self.vectors(texts), strict=True)):
+            for token in range(2 + len(text) % (most - 1)):
+                made[row, token] = vector + 0.1 * self._near(f"{token} {text}")
+        return made
+
+    def upper(self, count: int) -> bert.Layers:
+        """Layers of one head whose weights are drawn."""
+        draw = torch.Generator().manual_seed(0)
+        return bert.Layers([self._layer(draw) for _ in range(count)], 1, 1e-12)
+
+    def _layer(self, draw: torch.Generator) -> dict[str, Tensor]:
+        wide = 2 * self.width
+        square = "attention.self.query attention.self.key attention.self.value attention.output.dense"
+        shapes = dict.fromkeys(square.split(), (self.width, self.width))
+        shapes |= {"intermediate.dense": (wide, self.width), "output.dense": (self.width, wide)}
+        layer = {}
+        for name, shape in shapes.items():
+            layer[f"{name}.weight"] = 0.3 * torch.randn(shape, generator=draw)
+            layer[f"{name}.bias"] = torch.zeros(shape[0])
+        for name in ("attention.output.LayerNorm", "output.LayerNorm"):
+            layer |= {f"{name}.weight": torch.ones(self.width), f"{name}.bias": torch.zeros(self.width)}
+        return layer
 
     @staticmethod
     def _near(text: str) -> np.ndarray:

@@ -27,12 +27,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bench.data import not_published
 from bench.errors import DataError, UsageError
 from bench.system import files, places
+
+if TYPE_CHECKING:
+    from bench import bert
 
 KNOWN = ("business", "entertainment", "politics", "sports")
 """Topics of both sources, in the order of their labels."""
@@ -139,13 +143,30 @@ class Topics:
         """Vectors `[N, H]` of some of the texts, float32 and of length 1."""
         return np.stack([self._vectors[text] for text in texts])
 
+    @property
+    def width(self) -> int:
+        """Numbers of a vector, H."""
+        return self._encoder.width
+
+    def states(self, texts: list[str], upper: int, most: int) -> np.ndarray:
+        """Hidden states `[N, most, H]` below the last `upper` layers: `bench.bert.Encoder.states`."""
+        return self._encoder.states(texts, upper, most)
+
+    def upper(self, count: int) -> bert.Layers:
+        """The last layers."""
+        return self._encoder.upper(count)
+
+    @property
+    def _encoder(self) -> bert.Encoder:
+        from bench import bert  # here, since it imports torch
+
+        return bert.opened(self.encoder)
+
     @cached_property
     def _vectors(self) -> Mapping[str, np.ndarray]:
         """Of every text at once, since those of equal texts are kept."""
-        from bench import bert  # here, since it imports torch
-
         every = [text for source in self.texts for text in (*self.known(source), *self.new(source))]
-        return dict(zip(every, bert.opened(self.encoder).vectors(every), strict=True))
+        return dict(zip(every, self._encoder.vectors(every), strict=True))
 
 
 # ---------------------------------------------------------------------------------------------- the packages

@@ -59,6 +59,12 @@ SHIFTED_LINES = ("map", "deep_ensemble", "mc_dropout", "mfvi", "svgd", "sngp")
 """Methods whose curves against severity are drawn: more than six lines cannot be told apart."""
 
 
+OF_TEXTS = [
+    *("nll", "accuracy", "ece", "nll_clean", "accuracy_clean"),
+    *("auroc_new_entropy", "auroc_new_information", "auroc_new_words", "auroc_new_clean_entropy"),
+]
+
+
 COLUMNS = {
     "split_mnist": ["minimum_learning_accuracy", "forgetting", "average_accuracy", "average_nll"],
     "toy_regression": ["gap_ratio", "gap_sd", "data_sd", "test_nll", "gap_nll", "wasserstein_to_reference"],
@@ -80,10 +86,8 @@ COLUMNS = {
         "accuracy",
         "ece",
     ],
-    "text_topics": [
-        *("nll", "accuracy", "ece", "nll_clean", "accuracy_clean"),
-        *("auroc_new_entropy", "auroc_new_information", "auroc_new_words", "auroc_new_clean_entropy"),
-    ],
+    "text_topics": OF_TEXTS,
+    "text_adapters": OF_TEXTS,
     "shift_digits": SHIFTED,
     "shift_fashion_mnist": SHIFTED,
     "shift_cifar10": SHIFTED,
@@ -160,6 +164,21 @@ def against(task: str, names: tuple[str, ...] = AGAINST, baseline: str = "map") 
         if method != baseline
     ]
     return or_none(["method", *(f"`{name}`" for name in names)], rows)
+
+
+def beside(task: str, other: str, names: tuple[str, ...]) -> str:
+    """What every method gains on the runs of another task that has the same test examples, by Welch."""
+    rows = []
+    for identity, method, group in groups(task):
+        others = [*by_seed(other, method).values()]
+        if identity == task and method in methods() and others:
+            gains = (welch(_moments(group, name), _moments(others, name)) for name in names)
+            rows.append([f"`{method}`", *(f"{gain:.2g}" for gain in gains)])
+    return or_none(["method", *(f"`{name}`" for name in names)], rows)
+
+
+def _moments(group: Group, name: str) -> Moments:
+    return Moments.of([value for _, record in group if (value := record.metrics[name]) is not None])
 
 
 def bare_loop() -> str:
@@ -415,6 +434,9 @@ PARTS: dict[str, Part] = {
     "results ood_digits": lambda: results_if_any("ood_digits"),
     "results text_topics": lambda: results_if_any("text_topics"),
     "against text_topics": lambda: against("text_topics", AGAINST_TEXTS),
+    "results text_adapters": lambda: results_if_any("text_adapters"),
+    "against text_adapters": lambda: against("text_adapters", AGAINST_TEXTS),
+    "adapters beside frozen": lambda: beside("text_adapters", "text_topics", AGAINST_TEXTS),
     "results shift_digits": lambda: results_if_any("shift_digits"),
     "against shift_digits": lambda: against("shift_digits"),
     "bare loop": bare_loop,
