@@ -141,7 +141,7 @@ class Environment(Schema):
 
     @property
     def machine(self) -> str:
-        """On what seconds were measured: `AMD EPYC, 1 thread`."""
+        """The device and its threads, to which seconds belong: `AMD EPYC, 1 thread`."""
         return f"{self.device}, {self.threads} thread" + ("" if self.threads == 1 else "s")
 
     @property

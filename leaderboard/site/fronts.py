@@ -147,7 +147,7 @@ class Standing(NamedTuple):
 
     @property
     def fronts(self) -> int:
-        """On how many fronts it is."""
+        """The number of fronts that it is on."""
         return sum(is_on for _, is_on in self.seconds.values())
 
 
