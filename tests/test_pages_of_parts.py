@@ -77,7 +77,8 @@ def test_without_an_improvement_the_page_says_so(parts, monkeypatch):
 def test_runs_with_other_settings_are_no_reference(parts, monkeypatch):
     """The standard run, which is from before there was a temperature, has other trajectories."""
     runs = hmc(None, [9.0] * 3, kept=500) + hmc(1.0, [2.0] * 3, kept=200) + hmc(0.5, [1.0] * 3, kept=200)
-    assert "against 2.0000 at T = 1" in shown(parts, monkeypatch, runs)
+    said = shown(parts, monkeypatch, runs)
+    assert "least at T = 0.5, 1.0000 nats, the lowest that was tried, against 2.0000 at T = 1" in said
 
 
 def test_joint_losses_are_set_beside_one_network(parts, monkeypatch):

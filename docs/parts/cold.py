@@ -85,7 +85,8 @@ def standing() -> str:
             continue
         gain = student(differences(found, best, name))
         verdict = gain.said("worse", "better, so there is a cold posterior effect here")
-        said.append(f"{head}, against {means[1.0]:.4f} at T = 1: {gain:.2g}{verdict}.")
+        edge = ", the lowest that was tried" if best == min(means) else ""
+        said.append(f"{head}{edge}, against {means[1.0]:.4f} at T = 1: {gain:.2g}{verdict}.")
     return "\n".join(f"- {sentence}" for sentence in said) or "No such run is committed yet."
 
 
