@@ -179,7 +179,7 @@ def forward(network: nn.Module, weights: Weights, inputs: Tensor, walk: Walk | N
     own_way: Any = getattr(network, "forward_samples", None)
     if walk is None and own_way is not None and not _does_more(*network.modules()):
         return own_way(weights, inputs)
-    layers = _linear_stack(network, inputs)
+    layers = linear_stack(network, inputs)
     if walk is None:
         walk = "stacked" if layers is not None and _fits(weights, inputs) else "loop"
     if walk == "stacked":
@@ -265,7 +265,7 @@ def sampled_outputs(
         run: `run(weights, inputs)` gives the outputs under stacked weights; None is `forward`.
     """
     run = run or partial(forward, network)
-    is_stack = inputs.device.type == "cpu" and _linear_stack(network, inputs) is not None
+    is_stack = inputs.device.type == "cpu" and linear_stack(network, inputs) is not None
     parts = inputs.split(_STACK_BLOCK) if is_stack else blocks(inputs)
     outputs = []
     with torch.no_grad():
@@ -315,7 +315,7 @@ def channels_last(images: Tensor) -> Tensor:
     return images.as_strided(images.shape, (height * width, 1, width, 1))
 
 
-def _linear_stack(network: nn.Module, inputs: Tensor) -> list[tuple[str, nn.Module]] | None:
+def linear_stack(network: nn.Module, inputs: Tensor) -> list[tuple[str, nn.Module]] | None:
     """The layers of a plain stack by name, or None if the network or its inputs are anything else."""
     if type(network) is not nn.Sequential:
         return None

@@ -12,8 +12,9 @@ in shares that are as equal as can be (section 3.1): over the draws the loss is 
 examples, and a member sees a batch of B / M.
 Deviations: r and s start at N(1, 0.5^2), the public code's default on images, and take the steps of all other
 parameters; there they take half of them on CIFAR. There the penalty on the biases is the sum over the
-members, here their mean. Members are built and run one after another in place of one pass over all of them:
-(x o s) W o r is the same number (docs/decisions.md), but holds for layers that are linear in their weights.
+members, here their mean. A plain stack of linear layers runs all members in one pass, as there, by (x o s) W
+o r; of other networks members are built and run one after another, which gives the same number
+(docs/decisions.md) for layers that are not linear in their weights too.
 Cost: one forward and backward pass over a batch, in M pieces, and M of a prediction; per layer of n inputs
 and k outputs M (n + k) numbers beside the shared ones, and M for each other parameter.
 Valid for: every differentiable network and likelihood. Weights of layers other than `Linear` and ungrouped
@@ -22,15 +23,17 @@ Valid for: every differentiable network and likelihood. Weights of layers other 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from bench import optimizers, randomness
 from bench.contract import Batch, Method, Noise, Problem
 from bench.energy import likelihood_term
-from bench.families.shared_weights import is_matrix, log_prior
+from bench.families.shared_weights import is_matrix, log_prior, stack_outputs
 from bench.settings import Count, Positive, settings
-from bench.weights import forward
+from bench.weights import forward, linear_stack
 
 NAMES: dict[str, dict[str, object]] = {"batch_ensemble": {}}
 SEARCH = {"learning_rate": (1e-4, 1e-1, "log")}
@@ -65,7 +68,7 @@ class BatchEnsemble(Method):
         self.network = problem.network()
         self.num_draws = size = settings.ensemble_size
         shared = {id(m.weight) for m in self.network.modules() if is_matrix(m)}
-        self.names = {name for name, p in self.network.named_parameters() if id(p) in shared}
+        self.names = [name for name, p in self.network.named_parameters() if id(p) in shared]
         self.r, self.s, self.own = (nn.ParameterList() for _ in range(3))
         for name, p in self.network.named_parameters():
             if name in self.names:
@@ -94,26 +97,42 @@ class BatchEnsemble(Method):
 
     def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
         """Negative log likelihood, each example under its member, and negative log prior, in nats."""
-        members = self._members()
-        outputs = torch.cat([self._split_outputs(members, batch.inputs, s) for s in noise["seeds"].tolist()])
+        run = self._runner(batch.inputs)
+        outputs = torch.stack([self._split_outputs(run, batch.inputs, s) for s in noise["seeds"].tolist()])
         nll = likelihood_term(self.likelihood, outputs, batch, self.problem.num_train)
         return nll, -self._log_prior()
 
-    def _split_outputs(self, members: dict[str, Tensor], inputs: Tensor, seed: int) -> Tensor:
-        """Outputs `[1, B, ...]`, of every input under the one member that it goes to."""
-        size = self.settings.ensemble_size
+    def _split_outputs(self, run: Callable[[Tensor], Tensor], inputs: Tensor, seed: int) -> Tensor:
+        """Outputs `[B, ...]`, of every input under the one member that it goes to."""
+        size, count = self.settings.ensemble_size, len(inputs)
         generator = torch.Generator(inputs.device).manual_seed(seed)
-        order = torch.randperm(len(inputs), generator=generator, device=inputs.device)
+        order = torch.randperm(count, generator=generator, device=inputs.device)
         # The first share, the largest of an uneven split, is any member's: each example is everyone's alike.
-        first = int(torch.randint(size, (), generator=generator, device=inputs.device))
+        first = torch.randint(size, (), generator=generator, device=inputs.device)
+        share = -(-count // size)
+        turn = torch.arange(count, device=inputs.device)
+        place = (first + turn) % size * share + turn // size
+        rows = order.new_zeros(size * share)  # where shares are uneven, some run an example that nobody reads
+        rows[place] = order
+        outputs = run(inputs.index_select(0, rows).unflatten(0, (size, share))).flatten(0, 1)
+        return outputs[place[order.argsort()]]
+
+    def _runner(self, inputs: Tensor) -> Callable[[Tensor], Tensor]:
+        """What gives the outputs `[M, n, ...]` of `[M, n, ...]` inputs, n of every member."""
+        layers = linear_stack(self.network, inputs)
+        if layers is not None:
+            own = iter(self.own)
+            weights = {n: p if n in self.names else next(own) for n, p in self.network.named_parameters()}
+            factors = dict(zip(self.names, zip(self.r, self.s, strict=True), strict=True))
+            return lambda given: stack_outputs(layers, weights, factors, given)
         # Of slices each has a gradient as large as the whole; those of a split are joined once.
-        one_by_one = {name: w.split(1) for name, w in members.items()}
-        parts = [
-            forward(self.network, {name: each[m] for name, each in one_by_one.items()}, inputs[rows])
-            for m, rows in (((first + k) % size, order[k::size]) for k in range(min(size, len(order))))
-        ]
-        rows = torch.cat([order[k::size] for k in range(size)])
-        return torch.cat(parts, 1)[:, rows.argsort()]
+        one_by_one = {name: w.split(1) for name, w in self._members().items()}
+        return lambda given: torch.cat(
+            [
+                forward(self.network, {name: each[m] for name, each in one_by_one.items()}, part)
+                for m, part in enumerate(given)
+            ]
+        )
 
     def _log_prior(self) -> Tensor:
         """Log prior of W and of the members' own parameters, its mean over the members, in nats."""

@@ -146,7 +146,7 @@ class Masksembles(Method):
 
     def _pass(self, inputs: Tensor, members: Tensor) -> Tensor:
         """Outputs `[B, ...]` of every input under a member of its own: one pass for all."""
-        factors = {name: masks[members] for name, masks in self.masks.items()}
+        factors = {name: masks.index_select(0, members) for name, masks in self.masks.items()}
         with _multiplied(self.network, self.masked, factors):
             return self.network(channels_last(inputs) if inputs.ndim == 4 else inputs)
 

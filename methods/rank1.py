@@ -30,9 +30,9 @@ from bench import optimizers, randomness
 from bench.contract import Batch, Method, Noise, Problem
 from bench.energy import likelihood_term
 from bench.errors import UsageError
-from bench.families.shared_weights import is_matrix, log_prior
+from bench.families.shared_weights import is_matrix, log_prior, stack_outputs
 from bench.settings import Count, Positive, settings
-from bench.weights import forward, normal_noise
+from bench.weights import forward, linear_stack, normal_noise
 
 NAMES: dict[str, dict[str, object]] = {"rank1": {}}
 SEARCH = {"learning_rate": (1e-4, 1e-2, "log"), "prior_std": (0.03, 0.5, "log")}
@@ -104,9 +104,18 @@ class Rank1(Method):
         """Mean negative log likelihood of the components, and their mean KL less the log prior, in nats."""
         factors = self.mean + self.log_std.exp() * noise["factors"]
         own = [p.repeat(len(factors), *[1] * (p.ndim - 1)) for p in self.own]
-        outputs = forward(self.network, self._weights(factors.flatten(0, 1), own), batch.inputs)
+        outputs = self._outputs(factors.flatten(0, 1), own, batch.inputs)
         nll = likelihood_term(self.likelihood, outputs, batch, self.problem.num_train)
         return nll, self.divergence() - self._log_prior()
+
+    def _outputs(self, factors: Tensor, own: list[Tensor], inputs: Tensor) -> Tensor:
+        """Outputs `[N, B, ...]` under factors `[N, d]` and own parameters, each `[N, *shape]`."""
+        layers = linear_stack(self.network, inputs)
+        if layers is None:
+            return forward(self.network, self._weights(factors, own), inputs)
+        others = iter(own)
+        weights = {n: p if n in self.shared else next(others) for n, p in self.network.named_parameters()}
+        return stack_outputs(layers, weights, self._pairs(factors), inputs[None])
 
     def divergence(self) -> Tensor:
         """KL of the factors to N(1, s0^2), the mean over the components, in nats."""

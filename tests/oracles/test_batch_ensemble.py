@@ -109,23 +109,10 @@ def test_one_member_without_fast_weights_is_map(problem, optimizer):
 
 def members_of(method, rows, seed):
     """To which member every one of so many examples goes: read off outputs that are the member's number."""
-    size = method.settings.ensemble_size
-
-    class Numbered(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.number = nn.Parameter(torch.zeros(()))
-
-        def forward(self, inputs):
-            return self.number.expand(len(inputs), 1)
-
-    kept, method.network = method.network, Numbered()
-    try:
-        numbers = {"number": torch.arange(size, dtype=torch.float64)}
-        outputs = method._split_outputs(numbers, torch.zeros(rows, 1), seed)
-    finally:
-        method.network = kept
-    return outputs[0, :, 0].long()
+    numbers = torch.arange(method.settings.ensemble_size)
+    return method._split_outputs(
+        lambda given: numbers[:, None].expand(given.shape[:2]), torch.zeros(rows, 1), seed
+    )
 
 
 @pytest.mark.parametrize(("rows", "size"), [(8, 4), (7, 3), (1, 4), (2, 3)])
@@ -141,6 +128,15 @@ def test_a_batch_is_split_evenly_and_every_example_goes_everywhere(rows, size):
     often = functional.one_hot(splits, size).double().mean(0)  # [rows, size]
     error = (1 / size * (1 - 1 / size) / 600) ** 0.5
     assert (often - 1 / size).abs().max() < 4.5 * error
+
+
+@pytest.mark.parametrize(("rows", "size"), [(8, 4), (7, 3), (1, 4)])
+def test_every_output_stands_with_its_example(rows, size):
+    """Members that hand on what they get give the batch back, whatever the split."""
+    method = method_of(problems.mlp(), ensemble_size=size)
+    inputs = torch.arange(rows)[:, None]
+    for seed in range(10):
+        assert_close(method._split_outputs(lambda given: given, inputs, seed), inputs)
 
 
 @pytest.mark.parametrize("problem", [problems.mlp, problems.cnn, problems.regression, problems.residual])
@@ -210,7 +206,7 @@ def test_which_weights_are_shared(groups, is_shared):
     network = lambda dropout=0.0: nn.Sequential(nn.Conv2d(4, 6, 3, groups=groups), nn.Flatten())  # noqa: E731
     problem = replace(problems.cnn(), network=network)
     method = method_of(problem, ensemble_size=3)
-    assert method.names == ({"0.weight"} if is_shared else set())
+    assert method.names == (["0.weight"] if is_shared else [])
     assert [p.shape[0] for p in method.own] == [3] * (1 if is_shared else 2)
 
 
