@@ -78,7 +78,7 @@ def test_the_short_table_marks_what_an_interval_shows(scripts, monkeypatch):
 def test_the_grid_of_the_page_makes_every_committed_run_on_published_splits():
     cells = sweep.read(ROOT / "docs" / "uci.yaml")
     asked = {(cell.method, cell.task, cell.task_settings.get("test_samples", 80)) for cell in cells}
-    assert len(asked) == len(cells) == 11 * 9 + 2 * 5
+    assert len(asked) == len(cells) == 12 * 9 + 4 * 5
     assert all(cell.task_settings["published_splits"] is True for cell in cells)
     kept = {
         (record.method.identity, record.task.name, record.task.settings["test_samples"])
