@@ -255,7 +255,7 @@ def test_the_page_shows_every_mark_with_its_reason_and_explains_it(shown):
     assert text.count("<dt>chains disagree</dt>") == 0  # what nobody has needs no word
     reading = (site / "reading.html").read_text()
     assert all(f"<dt>{name}</dt><dd>{meaning}</dd>" in reading for name, meaning in MEANINGS.items())
-    assert (site / "index.html").read_text().count("*</abbr>") == 1
+    assert (site / "overall.html").read_text().count("*</abbr>") == 1
 
 
 def test_the_page_has_a_line_and_one_ranking(shown):
