@@ -145,13 +145,18 @@ def test_without_tables_and_photographs_nothing_is_trained(name, nowhere):
 
 
 def written(root, name, monkeypatch):
-    """A table of this name with few rows, made up, in the layout of the public splits."""
+    """A table of this name with few rows, made up, in the layout of the public splits or folds."""
     monkeypatch.setitem(tables.SOURCES, name, replace(tables.SOURCES[name], rows=40, columns=2, digest=""))
-    low, high = tables.SOURCES[name].target_range
-    folder = root / tables.SOURCES[name].folder / "data"
+    source = tables.SOURCES[name]
+    folder = root / source.folder / ("" if source.masks else "data")
     folder.mkdir(parents=True)
     draw = np.random.default_rng(0).normal(size=(40, 2))
-    np.savetxt(folder / "data.txt", np.column_stack([draw, np.linspace(low, high, 40)]))
+    matrix = np.column_stack([draw, np.linspace(*source.target_range, 40)])
+    if source.masks:
+        np.savetxt(folder / "data.csv.gz", matrix, delimiter=",")
+        np.savetxt(folder / "test_mask.csv.gz", np.tile(np.eye(10), (4, 1)), fmt="%d", delimiter=",")
+        return
+    np.savetxt(folder / "data.txt", matrix)
     (folder / "index_features.txt").write_text("0\n1\n")
     (folder / "index_target.txt").write_text("2\n")
 
