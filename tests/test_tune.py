@@ -665,7 +665,7 @@ def test_table_of_the_documentation(monkeypatch):
     assert ["(not comparable)" in line for line in lines[2:]] == [False, True, True]
 
 
-ADDED_SINCE = {"mc_dropout": {"masks"}}
+ADDED_SINCE = {"mc_dropout": {"masks"}, "sghmc": {"temperature"}}
 """Method -> settings that came after its searches, which ran under what are their defaults now."""
 
 
