@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conformance import problems
+from oracles.doubles import batch_of, off_start
 from oracles.linear import SIGMA, Truth
 from torch import nn
 from torch.distributions import Normal, kl_divergence
@@ -15,7 +16,7 @@ from torch.func import functional_call
 from torch.testing import assert_close
 
 from bench import likelihoods, priors
-from bench.contract import JOINT, Batch, Problem
+from bench.contract import JOINT, Problem
 from bench.divergence import log_prob
 from bench.errors import UsageError
 from bench.methods.rank1 import Rank1, Settings
@@ -23,18 +24,7 @@ from bench.methods.rank1 import Rank1, Settings
 
 def method_of(problem, **values):
     """The method in float64, off its start."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        method = Rank1(problem, Settings(**values)).double()
-        with torch.no_grad():
-            for p in method.parameters():
-                p += 0.3 * torch.randn_like(p)
-    return method
-
-
-def batch_of(problem):
-    inputs, targets = problem.train.tensors
-    return Batch(inputs.double(), targets.double() if targets.is_floating_point() else targets)
+    return off_start(Rank1, problem, Settings(**values))
 
 
 def corners(method):
