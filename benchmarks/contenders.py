@@ -21,11 +21,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits, conv2d, cross_entropy
 
 from bench import optimizers, priors
 from bench.contract import Batch, Likelihood, Method, Problem
@@ -156,6 +157,32 @@ class Floor(Torch):
     def loss(self) -> Tensor:
         """Without a KL."""
         return self.work.loss(self.network(self.inputs), self.targets)
+
+
+def products(work: Work, inputs: Tensor, samples: int) -> dict[str, Callable[[], None]]:
+    """The matrix products and convolutions of a prediction and nothing else, in every order of units.
+
+    The weights of all samples and the inputs of every layer lie ready: no draws, biases, units or pools.
+    """
+    layers, hidden = [], inputs
+    with torch.no_grad():
+        for layer in work.network():
+            if isinstance(layer, nn.Linear | nn.Conv2d):
+                layers.append((layer, hidden.clone(), torch.randn(samples, *layer.weight.shape)))
+            hidden = layer(hidden)
+
+    def run(columns: bool) -> None:
+        for layer, hidden, weights in layers:
+            inward = hidden.mT.contiguous() if columns and hidden.ndim == 2 else hidden
+            for weight in weights:
+                if hidden.ndim == 4:
+                    conv2d(inward, weight, None, layer.stride, layer.padding)
+                elif columns:
+                    torch.mm(weight, inward)
+                else:
+                    torch.mm(inward, weight.mT)
+
+    return {"": partial(run, False), ", examples last": partial(run, True)}
 
 
 # --------------------------------------------------------------------------------------------------- others

@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from contenders import OURS, PEERS, Contender, Floor, Work, why_not
+from contenders import OURS, PEERS, Contender, Floor, Work, products, why_not
 from memory import peak
 from timing import SECONDS_PER_TURN, interleaved, median, print_table, quartiles, ratio, seconds, write
 from torch import nn
@@ -272,6 +272,9 @@ def goal(what: str, method: str, largest: float | None, found: Against | None) -
 HELD = ("mfvi", "radial")
 """Ours that are held against libraries with a bound; `ivon` is against the package of its authors."""
 
+PRODUCTS = "the products alone"
+"""A prediction's, in their fastest order: what no contender can do without; told, and no goal."""
+
 Found = dict[str, list[dict]]
 """Rows of the tables: goals, steps, predictions, memory."""
 
@@ -317,13 +320,21 @@ def predicting(case: Case, peers: Peers, rounds: int) -> Found:
 
     def runs(samples: int) -> dict[str, dict[str, Any]]:
         found = {name: predictors(contenders, inputs, samples) for name, contenders in ready.items()}
-        return found | {name: {"": partial(own.predict, inputs, samples)} for name, own in ours.items()}
+        found |= {name: {"": partial(own.predict, inputs, samples)} for name, own in ours.items()}
+        found[PRODUCTS] = {
+            order + way: run
+            for order, given in orders(inputs)
+            for way, run in products(work, given, samples).items()
+        }
+        return found
 
     rows, measured = times(runs(SAMPLES), rounds, runs(TRIAL), TRIAL / SAMPLES)
-    others = [name for name in measured if name not in OURS]
+    others = [name for name in measured if name not in OURS and not name.startswith(PRODUCTS)]
+    floor = next(name for name in measured if name.startswith(PRODUCTS))
     shape = {"network": case.name, "examples": case.points, "samples": SAMPLES}
     return {
-        "goals": [goal(about, name, case.prediction, against(measured, name, others)) for name in HELD],
+        "goals": [goal(about, name, case.prediction, against(measured, name, others)) for name in HELD]
+        + [goal(about, PRODUCTS, None, against(measured, floor, others))],
         "predictions": [shape | row for row in rows],
     }
 
@@ -384,7 +395,9 @@ def report(cases: Sequence[Case], rounds: int, errors: dict[str, str]) -> dict[s
     absent = {name: reason for name in PEERS if (reason := why_not(name, errors)) is not None}
     present = {name: kind for name, kind in PEERS.items() if name not in absent}
     found = measure(cases, present, rounds)
-    found["goals"] = [row for row in [*found["goals"], *goals] if row["goal"] is not None]
+    found["goals"] = [
+        row for row in [*found["goals"], *goals] if row["goal"] is not None or row["method"] == PRODUCTS
+    ]
     return {
         "threads": 1,
         "rounds": rounds,

@@ -82,16 +82,42 @@ def test_every_contender_is_measured_and_goals_are_held_against_bounds(scripts, 
         names = [row["contender"] for row in found["steps"] if row["samples"] == samples]
         assert [name.partition(",")[0] for name in names] == everybody
     names = [row["contender"].partition(",")[0] for row in found["predictions"]]
-    assert names == ["stand-in", "quick", "mfvi", "radial", "ivon"]
+    assert names == ["stand-in", "quick", "mfvi", "radial", "ivon", "the products alone"]
     assert {row["contender"] for row in found["memory"]} == set(everybody)
     assert all(row["MiB"] > 0 for row in found["memory"])
     own = [r for r in found["goals"] if r["method"] == "ivon"]
     assert [r["verdict"] for r in own] == ["not measured", "no goal"]  # its authors' package is not here
-    found["goals"] = [r for r in found["goals"] if r["method"] != "ivon"]
+    (floor,) = (r for r in found["goals"] if r["method"] == "the products alone")
+    assert floor["ratio"] > 0
+    assert floor["verdict"] == "no goal"
+    found["goals"] = [r for r in found["goals"] if r["method"] in ("mfvi", "radial")]
     verdicts = {(r["what"].partition(",")[0], r["goal"]): r["verdict"] for r in found["goals"]}
     assert verdicts == {("step", 1e9): "hit", ("step", 1e-9): "missed", ("prediction", 1e9): "hit"}
     against = {r["against"].partition(",")[0] for r in found["goals"] if r["what"].startswith("step")}
     assert against == {"stand-in", "floor"}
+
+
+def test_the_products_alone_are_those_of_every_sample_in_every_layer(scripts, case, monkeypatch):
+    """Of two layers and three samples: three convolutions, and three matrix products in either order."""
+    shapes = {"conv2d": [], "mm": []}
+    convolve, multiply = scripts.contenders.conv2d, torch.mm
+
+    def convolved(*given):
+        shapes["conv2d"].append(tuple((made := convolve(*given)).shape))
+        return made
+
+    def multiplied(*given):
+        shapes["mm"].append(tuple((made := multiply(*given)).shape))
+        return made
+
+    monkeypatch.setattr(scripts.contenders, "conv2d", convolved)
+    monkeypatch.setattr(torch, "mm", multiplied)
+    ways = scripts.contenders.products(case.work(1), torch.randn(5, 2, 4, 4), 3)
+    for way, product in (("", (5, 1)), (", examples last", (1, 5))):
+        for made in shapes.values():
+            made.clear()
+        ways[way]()
+        assert shapes == {"conv2d": [(5, 2, 2, 2)] * 3, "mm": [product] * 3}
 
 
 def test_a_goal_is_held_against_the_fastest_way_of_the_fastest_peer(scripts):

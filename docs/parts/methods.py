@@ -108,7 +108,7 @@ def speed() -> str:
             f"`{row['method']}`",
             row["against"],
             f"{row['ratio']:.2f} ({row['lower']:.2f} to {row['upper']:.2f})",
-            f"{row['goal']:.2f}",
+            "none" if row["goal"] is None else f"{row['goal']:.2f}",
             row["verdict"],
         ]
         for row in measured["goals"]
