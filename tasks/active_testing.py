@@ -12,7 +12,8 @@ scores, none counted below a tenth of their mean; after a draw the others keep t
 a label. Each is compared with uniform draws from the same random numbers. Losses of a fixed model are fixed:
 `run` keeps predictions and scores, and `score` plays the trajectories, the same in every run. The score
 `expected_loss` (Kossen et al. 2021) asks a second fit of the same method, made for nothing else, what it
-believes of the labels; under the model's own belief it would be the predictive entropy.
+believes of the labels; under the model's own belief it would be the predictive entropy. A search chooses by
+the risk of the full model on the tenth that stopped its fit.
 
 Source: Farquhar 2022, thesis "Understanding Approximation" (docs/sources.md), section 5.2 (Figs 5.7, 5.8b,
 5.8c, C.1b); Kossen et al. 2021. Deviations: the source does not say what its fully trained model was trained
@@ -139,6 +140,7 @@ class ActiveTesting(Task):
             version=1,
             metrics=found,
             main_metric="ratio_proportional",
+            validation_metric="risk",
             baseline="map",  # draws uniformly
             reference="mfvi_ensemble",
         )
@@ -199,7 +201,10 @@ class ActiveTesting(Task):
         )
 
     def run(self, engine: Engine) -> Arrays:
-        """Class predictions and scores of both models on their test pools."""
+        """Class predictions and scores of both models on their test pools.
+
+        The validation images come last, and so move no draw behind what is scored.
+        """
         own = self.settings
         stages = [f"{model} model" for model in MODELS]
         if own.score == "expected_loss":
@@ -216,6 +221,12 @@ class ActiveTesting(Task):
             elif model in log_probs:
                 scores[model] = acquisition.expected_loss(prediction, log_probs[model])
             log_probs.setdefault(model, prediction.average())
+            if k == 0:
+                full = method
+        engine.stage(stages[0], len(stages), len(stages))
+        inputs, labels = self.examples("full")[1].tensors
+        held_out = metrics.store(engine.predict(full, inputs, own.test_samples).average())
+        engine.log("risk", metrics.negative_log_likelihood(metrics.restore(held_out), labels.numpy()))
         return {
             **{f"{model}_log_probs": metrics.store(found) for model, found in log_probs.items()},
             **{f"{model}_scores": found.float().numpy() for model, found in scores.items()},

@@ -94,6 +94,7 @@ class FidelityCifar10(Task):
 
     settings_class = Settings
     settings: Settings
+    tuned_by = "total_variation"
 
     @property
     def spec(self) -> Spec:

@@ -275,12 +275,57 @@ def test_models_and_their_pools_are_those_of_the_protocol():
     assert torch.equal(engine.inputs[0], active.standardise("digits", images.test_inputs))
     assert torch.equal(engine.inputs[1], own.test)
     assert {(b.epochs, b.batch_size, b.patience, b.draws) for b in engine.budgets} == {(10, 64, 5, None)}
+    assert engine.predictors == [1, 2, 1]
+    assert torch.equal(engine.inputs[2], standard[-144:])
     assert arrays["full_log_probs"].shape == (355, 10)
     assert arrays["small_scores"].shape == (99,)
     assert arrays["full_scores"].dtype == np.float32
     labels = task.targets()
     assert labels["full_labels"].tolist() == images.test_labels.tolist()
     assert labels["small_labels"].tolist() == own.test_labels.tolist()
+
+
+def the_risk_is_of_the_full_model_on_its_validation_images(cls):
+    """What a search chooses by."""
+    task = cls(make().settings)
+    engine = Surer(task.images.train_labels[-144:])
+    task.run(engine)
+    assert dict(engine.logged) == {"risk": pytest.approx(-math.log(0.5), rel=1e-3)}
+
+
+class Surer(TwoSamples):
+    """The full model gives the validation labels a probability of a half, and all else one of a tenth."""
+
+    def __init__(self, labels):
+        super().__init__()
+        self.labels = labels
+
+    def predict(self, method, inputs, num_samples):
+        """The same in every sample."""
+        probs = torch.full((num_samples, len(inputs), 10), 0.1)
+        if method.number == 1 and len(inputs) == len(self.labels):
+            probs[...] = 0.5 / 9
+            probs[:, range(len(inputs)), self.labels] = 0.5
+        return Categorical(probs.log())
+
+
+class OfTheSmallModel(ActiveTesting):
+    """Logs what the model of fewer images says of the same ones."""
+
+    def run(self, engine):
+        """The run, and another risk."""
+        arrays = super().run(engine)
+        inputs, labels = self.examples("full")[1].tensors
+        seen = engine.predict(toys.Fitted(2), inputs, 2).average()
+        engine.log("risk", metrics.negative_log_likelihood(seen.numpy(), labels.numpy()))
+        return arrays
+
+
+def test_a_search_sees_the_risk_of_the_full_model_on_its_validation_images():
+    """Control: the other model; that of the other images is caught in `conformance/test_truth.py`."""
+    the_risk_is_of_the_full_model_on_its_validation_images(ActiveTesting)
+    with pytest.raises(AssertionError, match="risk"):
+        the_risk_is_of_the_full_model_on_its_validation_images(OfTheSmallModel)
 
 
 class Opinions:
@@ -294,6 +339,12 @@ class Opinions:
         for k, _ in enumerate(stages):
             self.problems.append(pose(k))
             yield self.rows[k]
+
+    def stage(self, *arguments):
+        """Nothing."""
+
+    def log(self, *arguments):
+        """Nothing."""
 
     def predict(self, row, inputs, samples):
         """The same samples `[2, N, 10]` at every input."""

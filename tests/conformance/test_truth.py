@@ -16,6 +16,7 @@ from bench.photographs import photographs
 from bench.runs import registry
 from bench.studies import active
 from bench.tasks.active_learning import ActiveLearning
+from bench.tasks.active_testing import ActiveTesting, losses_and_scores
 from bench.tasks.split_mnist import SplitMNIST
 from bench.tasks.uci_regression import UCIRegression
 from conformance import moons, truth
@@ -184,12 +185,24 @@ class StopsByTestImages(SplitMNIST):
         return replace(super().problem(step, prior), val=test)
 
 
+class TunesByTheTestPool(ActiveTesting):
+    """Logs the risk that is scored where a search looks."""
+
+    def run(self, engine):
+        """The run, and the risk of the test pool."""
+        arrays = super().run(engine)
+        labels = {"full_labels": self.images.test_labels.numpy()}
+        engine.log("risk", losses_and_scores(arrays | labels)[0].mean())
+        return arrays
+
+
 @pytest.mark.parametrize(
     ("cheat", "name", "said"),
     [
         (StandardisesByTestRows, "diabetes_regression", "held-out truth moves mean"),
         (StopsByTestImages, "split_digits", "held-out truth reaches what is given to fit"),
         (TrainsOnAnotherLabel, "active_digits", "held-out truth reaches what is given to fit"),
+        (TunesByTheTestPool, "active_testing_digits", "held-out truth reaches what is logged risk"),
     ],
 )
 def test_law_catches_cheats_on_tables_images_and_pools(cheat, name, said):
