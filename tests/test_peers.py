@@ -28,7 +28,7 @@ from bench.runs.runner import task_of
 
 @contextmanager
 def imported_in_silence():
-    """What a library warns of while it is imported, which the first test that needs it does, is left aside."""
+    """Leaves aside what a library warns of while the first test that needs it imports it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -74,9 +74,7 @@ def test_class_of_the_page_is_ours(tmp_path):
     problem = replace(problems.mlp(), prior=priors.normal(0, 1))
     with imported_in_silence():
         theirs = runpy.run_path(str(tmp_path / block.file))["MyLaplace"]
-    found = [
-        fitted(cls, problem, Budget(10, 8), learning_rate=0.02) for cls in (theirs, peers.LaplaceTorch)
-    ]
+    found = [fitted(cls, problem, Budget(10, 8), learning_rate=0.02) for cls in (theirs, peers.LaplaceTorch)]
     assert_close(found[0].mode, found[1].mode, rtol=0, atol=0)
     assert_close(found[0].root, found[1].root, rtol=0, atol=0)
     assert found[0].root.any()
