@@ -6,8 +6,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
-# A process per core, of one thread; each file's tests are in one of them, since they share runs.
-PARALLEL := -n auto --dist loadfile --no-loadscope-reorder
+# A process of one thread per core, and one more, since tests wait for disks, browsers and other processes a seventh
+# of their time; each takes about 1 GB. Each file's tests are in one of them, since they share runs.
+PARALLEL = -n $(shell expr $$(nproc || getconf _NPROCESSORS_ONLN) + 1) --dist loadfile --no-loadscope-reorder
 test test-fast test-ddp test-mutants: export OMP_NUM_THREADS := 1
 # Tests start many processes: each would compile every source again.
 test test-fast test-ddp test-mutants: export PYTHONDONTWRITEBYTECODE :=

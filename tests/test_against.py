@@ -259,6 +259,23 @@ def test_several_own_methods_have_a_difference_each(call):
     assert rows["your fair"]["fair minus it"] is None
 
 
+def test_differences_of_many_own_methods_are_those_of_the_best_as_far_as_there_is_room(call):
+    """And the table says how many are left out; forms for programs have all of them."""
+    methods = [f"{name}+hidden={k}" for k in range(4) for name in ("fair", "good", "poor")]
+    several("runs", methods)
+    lines = call("runs")[1].splitlines()
+    rule = next(k for k, line in enumerate(lines) if line.startswith("─"))
+    heading = [word for line in lines[:rule] if not line.startswith("your ") for word in line.split()]
+    (left_out,) = (
+        line for line in lines if line.endswith("left out for want of width: --format csv has all")
+    )
+    ranked = [row["entry"].removeprefix("your ") for row in json.loads(call("runs", "--format", "json")[1])]
+    assert 0 < heading.count("minus") < 12
+    assert {word for word in heading if word in methods} == set(ranked[: heading.count("minus")])
+    assert left_out.startswith(f"{12 - heading.count('minus')} columns of differences")
+    assert call("runs", "--format", "csv")[1].splitlines()[0].count(" minus it,") == 12
+
+
 def test_an_installation_without_records_says_so_and_compares_what_is_given(call):
     several("runs", ["fair", "good"])
     code, out, err = call("runs")

@@ -29,6 +29,24 @@ def printed(rows, width, **options):
     return console.file.getvalue()
 
 
+@pytest.mark.parametrize("width", [40, 80, 140, 200])
+def test_as_many_columns_of_a_choice_are_taken_as_have_room_with_every_number_whole(width):
+    """The first of them, and one where none has room."""
+    cell = Interval(-0.01, -0.0151, -0.0049, "n = 3")
+    choice = [f"method_{k} minus it" for k in range(25)]
+    rows = [{"method": "an_entry_of_a_long_name", "mean": Interval(0.5, 0.49, 0.51, "n = 3")}]
+    rows[0] |= dict.fromkeys(choice, cell)
+    fit = formats.that_fit(rows, width, choice)
+    assert fit == choice[: len(fit)]
+
+    def whole(number):
+        return printed(rows, width, without=choice[number:]).count("-0.0100 (-0.0151 to -0.0049)")
+
+    assert len(fit) == {40: 1, 80: 1, 140: 3, 200: 5}[width]
+    assert whole(len(fit)) == len(fit) or width == 40
+    assert whole(len(fit) + 1) < len(fit) + 1
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -158,6 +158,18 @@ def test_a_frame_has_every_point_but_those_far_away_and_knows_its_pixels():
     assert frame.across(math.sqrt(frame.left * frame.right)) == pytest.approx(150)
 
 
+def test_a_dear_point_in_the_margin_lies_inside_the_axes():
+    """A little farther from the best than what the frame is made of, and inside its margin for intervals."""
+    near = [point("best", 9, 0.5), *(point(f"middle_{k}", 2 + k, 1.2) for k in range(9))]
+    edge, dear, lost = point("edge", 4, 2.24), point("dear", 900, 2.3), point("lost", 5000, 3.0)
+    frame = Frame.of(panel([*near, edge, dear, lost]), Canvas(300, 200))
+    assert [frame.has(one) for one in (edge, dear, lost)] == [True, True, False]
+    x, y = frame.pixel(dear)
+    assert 0 < x < 300
+    assert 0 < y < 200
+    assert frame.right < 5000  # what is far away moves nothing
+
+
 def test_a_figure_shows_every_point_or_says_where_it_is(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(Path(__file__).parent.parent / "docs")
     pareto = importlib.import_module("parts.pareto")

@@ -178,6 +178,15 @@ def test_scale_moves_the_band_and_nothing_else():
     np.testing.assert_allclose(scaled.low, 5 - 3 * band.high, rtol=1e-9)
 
 
+def test_draws_that_are_kept_change_no_bit(monkeypatch):
+    """Of curves of other sizes in turn, so that what is kept is not another curve's."""
+    curves = [rows(size, 3, seed) for seed, size in enumerate([50, 60, 50, 50])]
+    kept = [intervals.simultaneous_band(values) for values in curves]
+    monkeypatch.setattr(intervals, "_MOST_KEPT", 0)
+    for band, values in zip(kept, curves, strict=True):
+        np.testing.assert_array_equal(band, intervals.simultaneous_band(values))
+
+
 def test_excludes():
     band = intervals.Band(np.zeros(3), np.array([-1.0, 0.5, -2.0]), np.array([1.0, 2.0, -0.1]))
     assert band.excludes(0).tolist() == [False, True, True]

@@ -4,6 +4,7 @@ import runpy
 import subprocess
 import sys
 import warnings
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -25,11 +26,18 @@ from bench.runs.records import read_record
 from bench.runs.runner import task_of
 
 
-def fitted(cls, problem, budget, **values):
-    """A fit, and what that library warns of while it is imported left aside."""
-    engine = Engine(cls, cls.settings_class(**values), 3, trainer=TrainerOptions(accelerator="cpu"))
+@contextmanager
+def imported_in_silence():
+    """Leaves aside what a library warns of while the first test that needs it imports it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        yield
+
+
+def fitted(cls, problem, budget, **values):
+    """A fit, during which our classes import their library."""
+    engine = Engine(cls, cls.settings_class(**values), 3, trainer=TrainerOptions(accelerator="cpu"))
+    with imported_in_silence():
         return engine.fit(problem, budget)
 
 
@@ -64,10 +72,9 @@ def test_class_of_the_page_is_ours(tmp_path):
     block = page_file("my_laplace.py")
     (tmp_path / block.file).write_text(block.text)
     problem = replace(problems.mlp(), prior=priors.normal(0, 1))
-    found = [
-        fitted(cls, problem, Budget(10, 8), learning_rate=0.02)
-        for cls in (runpy.run_path(str(tmp_path / block.file))["MyLaplace"], peers.LaplaceTorch)
-    ]
+    with imported_in_silence():
+        theirs = runpy.run_path(str(tmp_path / block.file))["MyLaplace"]
+    found = [fitted(cls, problem, Budget(10, 8), learning_rate=0.02) for cls in (theirs, peers.LaplaceTorch)]
     assert_close(found[0].mode, found[1].mode, rtol=0, atol=0)
     assert_close(found[0].root, found[1].root, rtol=0, atol=0)
     assert found[0].root.any()

@@ -394,7 +394,140 @@ def test_manifest_that_names_a_place_outside_writes_nothing(tmp_path, name):
     assert not (tmp_path / "submissions").exists()
 
 
+# ---- more runs for a submission that is there
+
+
+@pytest.fixture
+def three(good, tmp_path):
+    """A submission of the three seeds."""
+    return submit(good, tmp_path / "mine", WORDS | {"tuning_budget": 7, "code": "https://example.org"})
+
+
+@pytest.fixture
+def more(runs):
+    """A fourth seed."""
+    again(runs, 1, 3)
+    drop(runs, 0, 1, 2)
+    return runs
+
+
+def add(runs, to, words=None):
+    return submitting.add(gather([runs])[0], to, words or {})
+
+
+def test_seeds_join_and_all_is_as_if_it_were_submitted_at_once(good, runs, three, tmp_path):
+    again(runs, 1, 3)
+    once = submit(
+        runs, tmp_path / "once" / "mine", WORDS | {"tuning_budget": 7, "code": "https://example.org"}
+    )
+    drop(runs, 0, 1, 2)
+    assert add(runs, three) == three
+    assert contents(three) == contents(once)
+    assert len(list(submission.runs_in(three))) == 4
+
+
+def test_methods_join_and_words_that_are_given_replace_those_that_were(runs, three):
+    other = resolved("map", "split_digits", method_settings={"learning_rate": 0.5})
+    for seed in range(3):
+        parts = {"identity": "map+learning_rate=0.5", "settings": vars(other.method_settings)}
+        change(run_of(runs, seed), method=parts)
+    before = contents(three)
+    found = submission.read(add(runs, three, {"tuning_budget": 9}))
+    assert {run.parent.name for run in submission.runs_in(three)} == {"map", "map+learning_rate=0.5"}
+    assert (found.tuning_budget, found.authors, found.code) == (9, WORDS["authors"], "https://example.org")
+    after = contents(three)
+    del before["submission.json"]
+    assert before.items() <= after.items()
+
+
+ADDED_REFUSED = {
+    "other settings": (
+        of(3, method={"settings": {"learning_rate": 0.5}}),
+        "are not of one set of the method's settings",
+    ),
+    "other state of the method": (
+        of(3, provenance={"method_file_hash": "0" * 64}),
+        "are not of one state of the method's file",
+    ),
+    "other version of the package": (
+        of(3, provenance={"version": "0.0.9"}),
+        "are not of one version of this package",
+    ),
+    "other version of the task": (of(3, task={"version": 99}), "are not of one version of the task"),
+    "other data": (of(3, task={"data_digest": "0" * 64}), "are not of one digest of the task's data"),
+    "a seed in between is missing": (
+        lambda runs: change(run_of(runs, 3), seed=4),
+        "has the seeds 0, 1, 2, 4: they must be 0, 1, 2 and so on",
+    ),
+    "a seed that is there": (
+        lambda runs: change(run_of(runs, 3), seed=1),
+        "are both seed 1 of map on split_digits: hand in one",
+    ),
+    "too few seeds of another method": (
+        lambda runs: change(run_of(runs, 3), method={"identity": "map+width=2"}, seed=0),
+        r"map\+width=2 on split_digits has 1 seeds: the board takes 3 or more",
+    ),
+    "forged": (lambda runs: forged(run_of(runs, 3)), "the metrics of the record are not those of its arrays"),
+    "dirty": (of(3, provenance={"dirty": True}), "was made from changed source"),
+    "no run": (lambda runs: drop(runs, 3), "there is no run to add"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "message"), ADDED_REFUSED.values(), ids=ADDED_REFUSED)
+def test_added_run_must_be_as_those_that_stay(more, three, spoil, message):
+    spoil(more)
+    before = contents(three)
+    with pytest.raises(UsageError, match=message) as caught:
+        add(more, three)
+    assert "\n" not in str(caught.value)
+    assert contents(three) == before
+
+
+def test_nothing_else_sees_an_added_run_of_another_state_of_the_method(more, three, monkeypatch):
+    """The cheat: old seeds are kept beside new ones without a look at both together."""
+    change(run_of(more, 3), provenance={"method_file_hash": "0" * 64})
+    monkeypatch.setattr(submitting, "_must_belong_together", lambda found: None)
+    assert len(list(submission.runs_in(add(more, three)))) == 4
+
+
+def test_runs_that_stay_are_those_that_were_submitted(more, three):
+    path = three / "split_digits/map/seed1/record.json"
+    path.write_bytes(path.read_bytes() + b" ")
+    with pytest.raises(UsageError, match=r"is not the file that submission\.json names"):
+        add(more, three)
+    path.unlink()
+    with pytest.raises(UsageError, match=r"cannot read .*record\.json"):
+        add(more, three)
+
+
+def test_what_is_no_submission_gets_no_run(more, tmp_path):
+    with pytest.raises(UsageError, match=r"cannot read .*submission\.json: No such file"):
+        add(more, tmp_path / "nowhere")
+
+
+def test_full_disk_leaves_the_submission_without_the_added_runs(more, three, monkeypatch):
+    before = contents(three)
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OutputError, match="No space left on device"):
+        add(more, three)
+    assert contents(three) == before
+
+
 # ---- the command
+
+
+def test_command_adds_without_asking_what_the_submission_says(more, three, monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", Terminal(""))
+    given = ["submit", str(more), "--to", str(three)]
+    assert cli.main([*given, "--add"]) == 0
+    assert capsys.readouterr().out == f"{three}\n"
+    assert len(list(submission.runs_in(three))) == 4
+    assert cli.main([*given, "--add", "--force"]) == 2
+    assert "not allowed with" in capsys.readouterr().err
 
 
 def test_command_writes_and_says_what_comes_next(good, tmp_path, capsys):

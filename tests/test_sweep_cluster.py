@@ -24,7 +24,7 @@ from bench.sweep.sweep import directory_of, run_cell
 from bench.system.files import is_locked
 
 METHODS = ["map", "mfvi", "radial"]
-TASKS = ["toys:OwnTask", "toys:EqualParameters", "tunables:Distance"]
+TASKS = ["toys:Held", "toys:EqualParameters", "tunables:Distance"]
 GRID = {"methods": METHODS, "tasks": TASKS, "seeds": [0, 1, 2]}
 FLAGS = ["sweep", "--methods", *METHODS, "--tasks", *TASKS, "--seeds", "0-2"]
 
@@ -99,11 +99,14 @@ def finish(capsys, *flags):
 
 def test_sweep_on_ray_survives_the_death_of_a_node_and_of_the_driver(here, monkeypatch, capsys, sequential):
     needs("ray")
+    held = here / "held"
+    held.touch()
     for name, value in {
         "RAY_AUTH_MODE": "disabled",  # writes no token into the home of who runs the tests
         "RAY_worker_niceness": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "HELD": str(held),  # a node that died between two cells would have none to try again
     }.items():
         monkeypatch.setenv(name, value)
     from ray.cluster_utils import Cluster
@@ -116,6 +119,7 @@ def test_sweep_on_ray_survives_the_death_of_a_node_and_of_the_driver(here, monke
             until(lambda: states().count("running") == 2)  # one on each node
             cluster.remove_node(second, allow_graceful=False)
             until(lambda: "tried again" in Path("driver.log").read_text())
+            held.unlink()
             done = states().count("completed")
             until(lambda: done < states().count("completed") < 27)
         assert 0 < states().count("completed") < 27

@@ -8,7 +8,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from bench.commands.formats import Row, add_format, drawn, interval, plain, write
+from bench.commands.formats import Row, add_format, drawn, interval, plain, that_fit, write
 from bench.commands.parser import Parser, add_imports, errors, output
 from bench.commands.results import direction, in_words, marks_of, metrics_of, say_twice
 from bench.errors import UsageError
@@ -170,7 +170,16 @@ def _print_rows(rows: list[Row], sentences: list[str], notes: list[str]) -> None
     counts = ("diverged", "failed") if complete else ()
     rows, line = _above_and_below(rows)
     without = (*_ASIDE, *_IN_HEADING, *hidden, *counts, "tuned", "marks")
-    output.print(drawn(_named(rows), output.width, without=without, line=line))
+    named = _named(rows)
+    differences = [name for name in named[0] if name.endswith(_MINUS)]
+    fit = that_fit(named, output.width, differences, without)
+    out = differences[len(fit) :]
+    output.print(drawn(named, output.width, without=(*without, *out), line=line))
+    if out:
+        notes = [
+            *notes,
+            f"{len(out)} columns of differences are left out for want of width: --format csv has all",
+        ]
     for note in [*notes, *_said_of_marks(rows)]:
         output.print(plain(note), soft_wrap=True)
     if any(row.get("tuned") is not None for row in rows) and not any(row["tuned"] for row in rows):
@@ -216,6 +225,8 @@ def _say(sentences: Iterable[str]) -> None:
 _IN_HEADING = ("task", "preset", "metric", "unit", "better")
 _ASIDE = ("task_version", "data_digest", "entry", "submission", "best_rank", "worst_rank", "basis")
 """Columns for programs, not for eyes."""
+_MINUS = " minus it"
+"""How the heading of a column of differences ends."""
 
 
 def _metrics(of_protocol: list[Line], wish: str | None) -> list[str]:
@@ -297,10 +308,12 @@ def _standing(lines: Sequence[Line], others: Shelf, task: Measured) -> tuple[lis
     own = [rival(line.method, "", line.runs, task, is_own=True) for line in lines]
     stood = stand([*own, *found], task)
     compared = {place.name for place in stood.standing.places if place.ranks}
+    methods = {mine.key: mine.method if len(own) > 1 else "yours" for mine in own}
+    # In the order of the places, so that a narrow terminal shows those of the best.
     columns = {
-        mine.key: f"{mine.method} minus it" if len(own) > 1 else "yours minus it"
-        for mine in own
-        if mine.key in compared and len(compared) > 1
+        place.name: f"{methods[place.name]}{_MINUS}"
+        for place in stood.standing.places
+        if place.name in methods and place.name in compared and len(compared) > 1
     }
     rows: list[Row] = []
     for place in stood.standing.places:

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, Union
 
 from rich import box
@@ -187,6 +188,34 @@ def drawn(
     return table
 
 
+def that_fit(
+    rows: Sequence[Row], width: int, choice: Sequence[str], without: Sequence[str] = ()
+) -> list[str]:
+    """The first of some columns that have room beside all others with no number split; one at least.
+
+    Args:
+        rows: As of `drawn`.
+        width: Of the terminal.
+        choice: Names of columns, the most important first.
+        without: Columns that are not drawn.
+    """
+    columns = {name: c for name, c in _columns(rows).items() if name not in without and not c.is_empty}
+    least = {name: size + _GAP for name, size in zip(columns, _whole([*columns.values()]), strict=True)}
+    room = width - sum(size for name, size in least.items() if name not in choice)
+    ends = accumulate(least[name] for name in choice)
+    return [name for k, (name, end) in enumerate(zip(choice, ends, strict=True)) if k == 0 or end <= room]
+
+
+def _whole(columns: Sequence[_Column]) -> list[int]:
+    """Widths at which no number is split: names and headings are folded, the latter between words."""
+    found = []
+    for column in columns:
+        words = column.heading.split()
+        size = max(map(len, [*column.cells, *(words if column.is_number else [column.heading])]))
+        found.append(size if column.is_number else min(size, _NARROW))
+    return found
+
+
 def _widths(columns: Sequence[_Column], width: int) -> list[int]:
     """Widths of columns that fit beside each other: prose gives way first, then names, then intervals."""
     full, word = [], []
@@ -198,6 +227,7 @@ def _widths(columns: Sequence[_Column], width: int) -> list[int]:
     limits = [
         [f if c.is_number else max(w, n) for c, f, w, n in zip(columns, full, word, narrow, strict=True)],
         [f if c.is_number else n for c, f, n in zip(columns, full, narrow, strict=True)],
+        _whole(columns),
         [w if c.is_number else n for c, w, n in zip(columns, word, narrow, strict=True)],
         [1 for _ in columns],
     ]

@@ -20,7 +20,7 @@ def submit(arguments: list[str]) -> None:
     )
     parser.add_argument("RUN", nargs="+", type=str, help="directory of a run, or a folder with runs below it")
     parser.add_argument(
-        "--to", type=folder, required=True, help="the new directory; its name is the slug, as in my-method"
+        "--to", type=folder, required=True, help="the directory; its name is the slug, as in my-method"
     )
     parser.add_argument(
         "--meta",
@@ -28,7 +28,13 @@ def submit(arguments: list[str]) -> None:
         default=None,
         help="a TOML file with authors, licence, tuning_budget, trained_on; if there are any, paper and code",
     )
-    parser.add_argument("--force", action="store_true", help="replace an older submission in that directory")
+    older = parser.add_mutually_exclusive_group()
+    older.add_argument("--force", action="store_true", help="replace an older submission in that directory")
+    older.add_argument(
+        "--add",
+        action="store_true",
+        help="add seeds, methods or tasks to the submission in that directory, whose runs and words stay",
+    )
     add_imports(parser)
     chosen = parser.parse_args(arguments)
 
@@ -39,12 +45,15 @@ def submit(arguments: list[str]) -> None:
     words = {} if chosen.meta is None else submitting.read_words(Path(chosen.meta))
     found, again = gather([Path(name) for name in chosen.RUN])
     say_twice(again)
-    if sys.stdin.isatty():
+    if sys.stdin.isatty() and not chosen.add:
         for key in submitting.QUESTIONS:
             if key not in words:
                 words[key] = _asked(key, submitting.QUESTIONS[key])
-    directory = submitting.submit(found, Path(chosen.to), words, chosen.force)
-    for sentence in lines(found)[1]:
+    if chosen.add:
+        directory = submitting.add(found, Path(chosen.to), words)
+    else:
+        directory = submitting.submit(found, Path(chosen.to), words, chosen.force)
+    for sentence in lines(gather([directory])[0])[1]:
         errors.print(f"bench: {sentence}", soft_wrap=True)
     output.print(str(directory), soft_wrap=True)
     errors.print(f"bench: next, bench verify {directory}", soft_wrap=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from bench.leaderboard.evidence.submission import (
     run_name,
 )
 from bench.runs import registry
-from bench.runs.folders import Found
+from bench.runs.folders import Found, gather
 from bench.runs.records import Record
 from bench.runs.runner import task_of
 from bench.system.files import write_folder
@@ -127,6 +127,28 @@ def submit(runs: Sequence[Found], to: Path, words: dict[str, Any], force: bool =
     return to
 
 
+def add(runs: Sequence[Found], to: Path, words: dict[str, Any]) -> Path:
+    """Writes a submission anew, its own runs and further ones; returns its directory.
+
+    All of them together are held to what `submit` asks, so nothing new stands beside what was made otherwise.
+
+    Args:
+        runs: Further seeds, methods or tasks.
+        to: The submission that is there.
+        words: As of `submit`; where they say nothing the submission's own stay.
+
+    Raises:
+        UsageError: If there is no submission, a file of it is not the one that it names, or as `submit`.
+        OutputError: As `submit`.
+    """
+    if not runs:
+        raise UsageError("there is no run to add")
+    manifest = submission.read(to)
+    staying = gather([(to / name).parent for name, _ in _files(to, manifest, STORE)])[0]
+    said = manifest.model_dump(include={"slug", *QUESTIONS})
+    return submit([*staying, *runs], to, said | words, force=True)
+
+
 def adopt(directory: Path, to: Path = SUBMISSIONS, store: Path = STORE, force: bool = False) -> Path:
     """Copies a verified submission into the project, its arrays into the store; returns its directory there.
 
@@ -145,19 +167,8 @@ def adopt(directory: Path, to: Path = SUBMISSIONS, store: Path = STORE, force: b
     new = to / manifest.slug
     _must_be_free(new, force)
     contents = {MANIFEST: (directory / MANIFEST).read_bytes()}
-    for name, digest in manifest.files.items():
-        if len(parts := name.split("/")) != 4 or not all(NAME.fullmatch(part) for part in parts):
-            raise UsageError(f"{directory / MANIFEST} names {one_line(name, 80)}, which is no file of a run")
-        path = directory / name
-        if path.name == ARRAYS and not path.exists():
-            path = run_arrays(path.parent, store) or path
-        try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise UsageError(f"cannot read {path}: {error.strerror}") from None
-        if sha256(content) != digest:
-            raise UsageError(f"{path} is not the file that {MANIFEST} names: its sha256 is another")
-        if path.name == ARRAYS or path.suffix == ".safetensors":
+    for name, content in _files(directory, manifest, store):
+        if name.endswith(".safetensors"):
             keep(content, store)
         else:
             contents[name] = content
@@ -242,6 +253,23 @@ def _manifest(words: dict[str, Any]) -> bytes:
         where = ".".join(map(str, first["loc"]))
         raise UsageError(f"{where} {one_line(first['input'], 60)!r}: {one_line(first['msg'])}") from None
     return (whole.model_dump_json(indent=2) + "\n").encode()
+
+
+def _files(directory: Path, manifest: Submission, store: Path) -> Iterator[tuple[str, bytes]]:
+    """The files that a manifest names, each as it names it; arrays may be in the store."""
+    for name, digest in manifest.files.items():
+        if len(parts := name.split("/")) != 4 or not all(NAME.fullmatch(part) for part in parts):
+            raise UsageError(f"{directory / MANIFEST} names {one_line(name, 80)}, which is no file of a run")
+        path = directory / name
+        if path.name == ARRAYS and not path.exists():
+            path = run_arrays(path.parent, store) or path
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise UsageError(f"cannot read {path}: {error.strerror}") from None
+        if sha256(content) != digest:
+            raise UsageError(f"{path} is not the file that {MANIFEST} names: its sha256 is another")
+        yield name, content
 
 
 def _must_be_free(directory: Path, force: bool) -> None:

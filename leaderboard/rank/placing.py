@@ -104,7 +104,8 @@ class Frame(NamedTuple):
         ends = [end for p in shown for end in p.quality[1:3] if np.isfinite(end)]
         bottom = max(min([low - span / 12, *ends]), low - span / 4)
         top = min(max([high + span / 12, *ends]), high + span / 4)
-        seconds = [p.cost.seconds for p in shown]
+        # The margins hold points too, which may be dearer than all others.
+        seconds = [p.cost.seconds for p in panel.points if bottom <= p.quality.centre <= top]
         return cls(canvas, min(seconds) / 1.3, max(seconds) * 1.8, bottom, top)
 
     def has(self, point: Point) -> bool:
