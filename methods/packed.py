@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from bench import optimizers, randomness
 from bench.contract import Batch, Method, Noise, Prediction, Problem
-from bench.divergence import log_prob
+from bench.divergence import with_log_prob
 from bench.energy import likelihood_term
 from bench.errors import UsageError
 from bench.families import last_layer
@@ -87,10 +87,9 @@ class Packed(Method):
 
     def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
         """Negative log likelihood and negative log prior, each the mean over the members, in nats."""
-        weights = self._weights()
+        weights, log_prior = with_log_prob(self.prior, {}, self._weights())
         outputs = forward(self.network, weights, batch.inputs)
-        prior_term = -log_prob(self.prior, weights).mean()
-        return likelihood_term(self.likelihood, outputs, batch, self.problem.num_train), prior_term
+        return likelihood_term(self.likelihood, outputs, batch, self.problem.num_train), -log_prior
 
     def predict(self, inputs: Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
         """Predictions of members in random order, each once before any is taken again."""
