@@ -163,8 +163,7 @@ def _centred(
     """Of tensors under normals of one standard deviation: that number, and the weights less their means."""
     stds, centred = dict[str, float](), dict[str, Tensor]()
     for name, p in distribution.items():
-        known = _numbers(p.base_dist) if is_normal(p) else None
-        if known is not None:
+        if is_normal(p) and (known := _numbers(p.base_dist)) is not None:
             is_centred, stds[name] = known
             centred[name] = weights[name] if is_centred else weights[name] - p.base_dist.loc
     return stds, centred

@@ -142,7 +142,7 @@ class BatchEnsemble(Method):
 
     def _weights(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """What is under the prior: the shared W, `[*shape]`, and the members' own, `[M, *shape]`."""
-        named = dict(self.network.named_parameters())
+        named: dict[str, Tensor] = dict(self.network.named_parameters())
         shared = {name: named.pop(name) for name in self.names}
         return shared, dict(zip(named, self.own, strict=True))
 
