@@ -177,9 +177,9 @@ class Method(pl.LightningModule, ABC):
     @property
     def prior(self) -> WeightDistribution:
         """The prior over the network's weights, on their device and in their type: that of `make_prior`."""
-        parameters = dict(self.network.named_parameters())
-        first = next(iter(parameters.values()))
+        first = next(self.network.parameters())
         if self._prior is None or self._prior[0] != (first.device, first.dtype):
+            parameters = dict(self.network.named_parameters())
             self._prior = (first.device, first.dtype), self.make_prior(parameters)
         return self._prior[1]
 

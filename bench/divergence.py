@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from torch.distributions import Distribution, Normal, kl_divergence
 
 from bench.contract import JOINT, WeightDistribution
 from bench.priors import is_normal
-from bench.weights import ravel
+from bench.weights import are_transformed, ravel
 
 
 def location_scale_divergence(
@@ -114,19 +114,88 @@ def log_prob(distribution: WeightDistribution, weights: Mapping[str, Tensor]) ->
     """Log density of stacked weights `[S, *shape]` per sample, `[S]`, in nats."""
     if JOINT in distribution:
         return distribution[JOINT].log_prob(ravel(weights))
-    plain, parts = [], []
-    for name, p in distribution.items():
-        if is_normal(p) and (std := _one_scale(p.base_dist)) is not None:
-            plain.append((p.base_dist.loc, std, weights[name]))
-        else:
-            parts.append(p.log_prob(weights[name]))
-    if plain:
-        parts.append(_Normals.apply(*chain.from_iterable(zip(*plain, strict=True))))
+    stds, centred = _centred(distribution, weights)
+    parts = [p.log_prob(weights[name]) for name, p in distribution.items() if name not in stds]
+    if stds:
+        parts.append(_Normals.apply(tuple(stds.values()), *centred.values()))
     return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
 
 
+def with_log_prob(
+    distribution: WeightDistribution,
+    shared: Mapping[str, Tensor],
+    own: Mapping[str, Tensor],
+    owns_gradients: bool = False,
+) -> tuple[dict[str, Tensor], Tensor]:
+    """The weights of M networks, and their log density, its mean over the networks, in nats.
+
+    What comes back to a tensor by either is joined in one pass over it.
+
+    Args:
+        distribution: Over the weights of one network.
+        shared: Tensors `[*shape]` that are in all networks.
+        own: Tensors `[M, *shape]`, of each network its own.
+        owns_gradients: Whether what comes back by the weights lies in memory that nothing else has, as
+            matrix products do; then it is written over.
+    """
+    weights = {**shared, **own}
+    if JOINT in distribution:
+        count = len(next(iter(own.values()))) if own else 1
+        whole = {n: own[n] if n in own else w.expand(count, *w.shape) for n, w in weights.items()}
+        return weights, log_prob(distribution, whole).mean()
+    if are_transformed(weights.values()):
+        groups = {name: w[None] for name, w in shared.items()}, own
+        parts = [log_prob({n: distribution[n] for n in group}, group).mean() for group in groups if group]
+        return weights, torch.stack(parts).sum()
+    stds, centred = _centred(distribution, weights)
+    parts = [p.log_prob(weights[name]).mean() for name, p in distribution.items() if name not in stds]
+    if stds:
+        kinds = tuple((std, len(own[name]) if name in own else 1) for name, std in stds.items())
+        part, *same = _MeanNormals.apply(kinds, owns_gradients, *centred.values())
+        parts.append(part)
+        weights |= {n: w for n, w in zip(stds, same, strict=True) if centred[n] is weights[n]}
+    return weights, torch.stack(parts).sum() if len(parts) > 1 else parts[0]
+
+
+def _centred(
+    distribution: WeightDistribution, weights: Mapping[str, Tensor]
+) -> tuple[dict[str, float], dict[str, Tensor]]:
+    """Of tensors under normals of one standard deviation: that number, and the weights less their means."""
+    stds, centred = dict[str, float](), dict[str, Tensor]()
+    for name, p in distribution.items():
+        if is_normal(p) and (known := _numbers(p.base_dist)) is not None:
+            is_centred, stds[name] = known
+            centred[name] = weights[name] if is_centred else weights[name] - p.base_dist.loc
+    return stds, centred
+
+
+_READ: WeakKeyDictionary[Normal, tuple[bool, float]] = WeakKeyDictionary()
+"""What `_numbers` found; it lives as long as the prior."""
+
+
+def _numbers(p: Normal) -> tuple[bool, float] | None:
+    """Whether fixed normals all have mean 0, and the standard deviation that they share; None of others.
+
+    They are read once, since on an accelerator reading waits for the device. Compiled code fuses the plain
+    formula, and cannot read.
+    """
+    if torch.compiler.is_compiling():
+        return None
+    found = _READ.get(p)
+    if found is None:
+        std, loc = _one_scale(p), p.loc
+        if std is None or are_transformed([std, loc]):
+            return None
+        is_one = loc.stride() == (0,) * loc.ndim
+        found = _READ[p] = is_one and loc[(0,) * loc.ndim].item() == 0, std.item()
+    return found
+
+
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
 class _Normals(torch.autograd.Function):
-    """Log density `[S]` of tensors `[S, *shape]` under normals of one standard deviation a tensor.
+    """Log density `[S]` of tensors `[S, *shape]` under normals of mean 0, of a standard deviation a tensor.
 
     Normal.log_prob makes a variance and a logarithm for every weight, and autograd keeps four tensors as
     large: of a plain network that was a third of a step. Here the gradient is written out.
@@ -135,33 +204,67 @@ class _Normals(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*given: Tensor) -> Tensor:
-        """Means, standard deviations and weights, of as many tensors each."""
-        parts = []
-        for loc, std, weights in _thirds(given):
-            away = torch.linalg.vector_norm((weights - loc).reshape(len(weights), -1), dim=1)
-            constant = math.prod(weights.shape[1:]) * (std.log() + 0.5 * math.log(2 * math.pi))
-            parts.append(-0.5 * (away / std).square() - constant)
-        return torch.stack(parts).sum(0)
+    def forward(stds: tuple[float, ...], *weights: Tensor) -> Tensor:
+        norms = [torch.linalg.vector_norm(w.reshape(len(w), -1), dim=1) for w in weights]
+        parts = [norm / std for norm, std in zip(norms, stds, strict=True)]
+        sizes = [w.shape[1:].numel() for w in weights]
+        constant = sum(n * (math.log(std) + _HALF_LOG_2PI) for n, std in zip(sizes, stds, strict=True))
+        return -0.5 * torch.stack(parts).square().sum(0) - constant
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.stds, *weights = inputs
+        ctx.save_for_backward(*weights)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        given = ctx.saved_tensors
-        slopes = []
-        for loc, std, weights in _thirds(given):
-            factor = (gradient / std.square()).reshape(-1, *[1] * (weights.ndim - 1))
-            slopes.append((loc - weights) * factor)
-        return *[None] * (len(given) - len(slopes)), *slopes
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        pairs = zip(ctx.stds, ctx.saved_tensors, strict=True)
+        return None, *(w * (slope * (-1 / std**2)).reshape(-1, *[1] * (w.ndim - 1)) for std, w in pairs)
 
 
-def _thirds(given: Sequence[Tensor]) -> zip[tuple[Tensor, Tensor, Tensor]]:
-    """The first, second and last third, side by side."""
-    size = len(given) // 3
-    return zip(given[:size], given[size : 2 * size], given[2 * size :], strict=True)
+class _MeanNormals(torch.autograd.Function):
+    """The same as a mean over networks, and the tensors: what comes back by these is added in the same pass.
+
+    It changes no tensor's shape and has no rule for vmap, which alone takes longer than the norms.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, kinds: tuple[tuple[float, int], ...], owned: bool, *weights: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Of every tensor the standard deviation and the number of networks in it.
+
+        `owned` is `owns_gradients` of `with_log_prob`.
+        """
+        ctx.kinds, ctx.owned = kinds, owned
+        ctx.save_for_backward(*weights)
+        ctx.set_materialize_grads(False)
+        norms = [torch.linalg.vector_norm(w) for w in weights]
+        sizes = dict.fromkeys(kinds, 0)
+        for kind, w in zip(kinds, weights, strict=True):
+            sizes[kind] += w.numel()
+        constant = sum(n / count * (math.log(std) + _HALF_LOG_2PI) for (std, count), n in sizes.items())
+        std, count = kinds[0]
+        if len(sizes) > 1:
+            scales = [std / other * math.sqrt(count / each) for other, each in kinds]
+            norms = [norm * scale for norm, scale in zip(norms, scales, strict=True)]
+        density = torch.stack(norms).square().sum() * (-0.5 / (std**2 * count)) - constant
+        return density, *(w.view_as(w) for w in weights)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor | None, *others: Tensor | None) -> tuple[Tensor | None, ...]:
+        if slope is None:
+            return None, None, *others
+        in_place = ctx.owned and not torch.is_grad_enabled()
+        factors = {kind: slope * (-1 / (kind[0] ** 2 * kind[1])) for kind in set(ctx.kinds)}
+        gradients = []
+        for kind, w, other in zip(ctx.kinds, ctx.saved_tensors, others, strict=True):
+            if other is None:
+                gradients.append(w * factors[kind])
+            else:
+                add = other.addcmul_ if in_place else other.addcmul
+                gradients.append(add(w, factors[kind]))
+        return None, None, *gradients
 
 
 def is_normalised(distribution: WeightDistribution) -> bool:

@@ -13,7 +13,8 @@ def likelihood_term(likelihood: Likelihood, outputs: Tensor, batch: Batch, num_t
     -(num_train / B) * sum_b weight_b * mean_s log p(y_b | f_s(x_b)), outputs `[S, B, ...]`. Example weights
     multiply and are not normalised: a weight of 2 is the example twice.
     """
-    return full_nll(likelihood.log_prob(outputs, batch.targets).mean(0), batch, num_train)
+    log_probs = likelihood.log_prob(outputs, batch.targets)
+    return full_nll(log_probs.squeeze(0) if len(log_probs) == 1 else log_probs.mean(0), batch, num_train)
 
 
 def full_nll(log_probs: Tensor, batch: Batch, num_train: int) -> Tensor:

@@ -4,6 +4,7 @@ S draws of the weights are one dictionary of stacked tensors `[S, *shape]`, and 
 under each of them. How S is walked is private to this file and chosen by measurement (decisions/speed.md):
 
     stacked   one batched matrix product per layer; networks that are plain stacks of linear layers, no hooks
+    grouped   one convolution per layer, in S groups; plain stacks with convolutions, where it is asked for
     loop      one sample after another through `torch.func.functional_call`, images in channels-last order
     vmap      `torch.func.vmap`; never chosen by default
 
@@ -23,9 +24,10 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import is_batchedtensor, is_functorch_wrapped_tensor
 from torch.func import functional_call, vmap
+from torch.nn import functional
 from torch.nn.modules import module as every
 
-Walk = Literal["stacked", "loop", "vmap"]
+Walk = Literal["stacked", "grouped", "loop", "vmap"]
 Weights = Mapping[str, Tensor]
 
 _ELEMENTWISE = (
@@ -39,6 +41,7 @@ _ELEMENTWISE = (
     nn.Softplus,
     nn.Identity,
 )
+_PER_MAP = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
 _LARGEST_STACK = 1_000_000
 """Floats of the largest activation above which one sample at a time is faster than all at once."""
 _FEW_UNITS = 5
@@ -188,6 +191,11 @@ def forward(network: nn.Module, weights: Weights, inputs: Tensor, walk: Walk | N
         return _stacked(layers, weights, inputs)
     if inputs.ndim == 4:
         inputs = channels_last(inputs)
+    if walk == "grouped":
+        layers = conv_stack(network, inputs)
+        if layers is None:
+            raise ValueError("the grouped walk needs a plain stack of convolutions; take the loop")
+        return _grouped(layers, weights, inputs)
     kept = _buffers_of_type(network, weights)
     if walk == "vmap":
         return vmap(lambda w: functional_call(network, {**kept, **w}, (inputs,)))(dict(weights))
@@ -317,13 +325,37 @@ def channels_last(images: Tensor) -> Tensor:
 
 def linear_stack(network: nn.Module, inputs: Tensor) -> list[tuple[str, nn.Module]] | None:
     """The layers of a plain stack by name, or None if the network or its inputs are anything else."""
+    layers = _plain_layers(network, (nn.Linear,), ())
+    return layers if layers and (inputs.ndim == 2 or _is_flatten(layers[0][1])) else None
+
+
+def conv_stack(network: nn.Module, inputs: Tensor) -> list[tuple[str, nn.Module]] | None:
+    """The layers of a plain stack that begins with convolutions, ends with linear layers; None of others."""
+    layers = _plain_layers(network, (nn.Linear, nn.Conv2d), _PER_MAP)
+    if layers is None or inputs.ndim != 4:
+        return None
+    kinds = [type(layer) for _, layer in layers]
+    if kinds.count(nn.Flatten) != 1 or not {nn.Linear, nn.Conv2d} <= set(kinds):
+        return None
+    where = kinds.index(nn.Flatten)
+    apart = nn.Linear not in kinds[:where] and not {nn.Conv2d, *_PER_MAP} & set(kinds[where:])
+    whole = all(
+        layer.groups == 1 and layer.padding_mode == "zeros" for _, layer in layers if type(layer) is nn.Conv2d
+    )
+    return layers if apart and whole else None
+
+
+def _plain_layers(
+    network: nn.Module, with_weights: tuple[type[nn.Module], ...], others: tuple[type[nn.Module], ...]
+) -> list[tuple[str, nn.Module]] | None:
+    """Layers by name of a network that calls them in turn, of these kinds or elementwise; else None."""
     if type(network) is not nn.Sequential:
         return None
     # Not named_children(), which leaves out an activation used twice.
     layers = list(network._modules.items())
-    linear = [layer for _, layer in layers if type(layer) is nn.Linear]
+    linear = [layer for _, layer in layers if type(layer) in with_weights]
     plain = all(
-        type(layer) in (nn.Linear, *_ELEMENTWISE)
+        type(layer) in (*with_weights, *others, *_ELEMENTWISE)
         or _is_flatten(layer)
         or getattr(layer, "is_identity", False)
         for _, layer in layers
@@ -335,7 +367,7 @@ def linear_stack(network: nn.Module, inputs: Tensor) -> list[tuple[str, nn.Modul
         return None  # a frozen weight is a buffer
     if _does_more(network, *network):
         return None
-    return layers if inputs.ndim == 2 or _is_flatten(layers[0][1]) else None
+    return layers
 
 
 def _does_more(*modules: nn.Module) -> bool:
@@ -372,9 +404,27 @@ def _fits(weights: Weights, inputs: Tensor) -> bool:
     return samples * len(inputs) * widest <= _LARGEST_STACK
 
 
-def _stacked(layers: list[tuple[str, nn.Module]], weights: Weights, inputs: Tensor) -> Tensor:
+def _grouped(layers: list[tuple[str, nn.Module]], weights: Weights, images: Tensor) -> Tensor:
+    samples, hidden, groups = len(next(iter(weights.values()))), images, 1  # then [B, S * C, H, W]
+    for place, (name, layer) in enumerate(layers):
+        if type(layer) is nn.Flatten:
+            rows = hidden.unflatten(1, (groups, -1)).flatten(2)  # [B, S, units]
+            return _stacked(layers[place + 1 :], weights, rows.permute(1, 2, 0), shared=False)
+        if type(layer) is nn.Conv2d:
+            weight, bias = weights[f"{name}.weight"].flatten(0, 1), weights.get(f"{name}.bias")
+            how: tuple[Any, ...] = (layer.stride, layer.padding, layer.dilation, groups)
+            hidden = functional.conv2d(hidden, weight, None if bias is None else bias.flatten(), *how)
+            groups = samples
+        else:
+            hidden = layer(hidden)
+    raise AssertionError("no linear layers")
+
+
+def _stacked(
+    layers: list[tuple[str, nn.Module]], weights: Weights, inputs: Tensor, shared: bool = True
+) -> Tensor:
     hidden = inputs  # [B, ...] while all samples share it
-    shared = True  # then [S, units, B]: with the examples last, layers of few units have long rows
+    # Afterwards [S, units, B]: with the examples last, layers of few units have long rows
     for name, layer in layers:
         if type(layer) is nn.Flatten:
             hidden = hidden.flatten(1) if shared else hidden

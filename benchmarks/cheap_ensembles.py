@@ -1,4 +1,4 @@
-"""Time of a training step of cheap ensembles beside the same layers of torch-uncertainty, in one process.
+"""Time of a training step of cheap ensembles and `vbll` beside the layers of their packages, in one process.
 
     pip install 'torch-uncertainty==0.13.0'
     python benchmarks/cheap_ensembles.py [--rounds 15] [--json FILE]
@@ -6,9 +6,9 @@
 A step is zero grad, loss, backward and the fused Adam on one batch, for four members. Ours has the task's
 log prior in its loss, the package's layers have weight decay in its place, of which Adam is the whole cost.
 The package's networks take the batch in the way of its own training loops: Packed-Ensembles repeat its
-outputs' targets, masks and BatchEnsemble split the batch by position. `map` and the plain network stand
-beside. Contenders take turns, on one thread and by the process's own time; a ratio is the median over the
-rounds.
+outputs' targets, masks and BatchEnsemble split the batch by position. Of the authors' package vbll the step
+leaves out the prediction that its `forward` makes along. `map` and the plain network stand beside. Contenders
+take turns, on one thread and by the process's own time; a ratio is the median over the rounds.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+import vbll as of_vbll
 from timing import Step, interleaved, print_table, quartiles, ratio, write
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -28,7 +29,7 @@ from bench import networks, priors
 from bench.contract import Batch, Method, Problem
 from bench.engine import trainer
 from bench.likelihoods import Categorical
-from bench.methods import batch_ensemble, map, masksembles, packed
+from bench.methods import batch_ensemble, map, masksembles, packed, vbll
 from bench.networks import Dropout
 
 MEMBERS, NUM_TRAIN, RATE = 4, 60_000, 1e-3
@@ -52,16 +53,30 @@ def ours(method: Method, batch: Batch) -> Step:
     return step
 
 
-def theirs(network: nn.Module, inputs: Tensor, targets: Tensor, decay: float = 1 / NUM_TRAIN) -> Step:
+def theirs(network: nn.Module, loss: Callable[[], Tensor], decay: float = 1 / NUM_TRAIN) -> Step:
     """A step of a network of layers, under weight decay."""
     optimizer = torch.optim.Adam(network.parameters(), RATE, weight_decay=decay, fused=True)
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        cross_entropy(network(inputs), targets).backward()
+        loss().backward()
         optimizer.step()
 
     return step
+
+
+def classified(network: nn.Module, inputs: Tensor, targets: Tensor) -> Step:
+    """A step by the cross entropy of the outputs."""
+    return theirs(network, lambda: cross_entropy(network(inputs), targets))
+
+
+def last_layer_of_vbll(network: nn.Sequential, inputs: Tensor, targets: Tensor) -> Step:
+    """A step by the package's bound, with its layer in place of the last."""
+    *features, last = network
+    made = nn.Sequential(
+        *features, of_vbll.DiscClassification(last.in_features, last.out_features, 1 / NUM_TRAIN)
+    )
+    return theirs(made, lambda: made[-1]._get_train_loss_fn(made[:-1](inputs))(targets))
 
 
 def rebuilt(
@@ -107,7 +122,7 @@ def packages(network: Callable[[], nn.Sequential], batch: Batch) -> dict[str, St
         "batch_ensemble": (of_batches, targets),
     }
     return {
-        f"{name} of torch-uncertainty": theirs(
+        f"{name} of torch-uncertainty": classified(
             rebuilt(network(), partial(layer, True), partial(layer, False)), inputs, expected
         )
         for name, (layer, expected) in build.items()
@@ -130,13 +145,18 @@ def case(name: str, rounds: int) -> list[dict[str, object]]:
         "batch_ensemble": batch_ensemble.BatchEnsemble(
             problem, batch_ensemble.Settings(ensemble_size=MEMBERS)
         ),
+        "vbll": vbll.VBLL(problem, vbll.Settings()),
     }
     steps = {method: ours(made, batch) for method, made in methods.items()}
-    steps |= packages(network, batch) | {"plain network": theirs(network(), inputs, targets)}
+    steps |= packages(network, batch) | {
+        "the authors' package": last_layer_of_vbll(network(), inputs, targets),
+        "plain network": classified(network(), inputs, targets),
+    }
+    others = {"map": "plain network", "vbll": "the authors' package"}
     measured = interleaved(steps, rounds)
     rows = []
     for method in methods:
-        other = "plain network" if method == "map" else f"{method} of torch-uncertainty"
+        other = others.get(method, f"{method} of torch-uncertainty")
         low, high = quartiles(measured, method, other)
         rows.append(
             {

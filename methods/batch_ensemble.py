@@ -23,15 +23,16 @@ Valid for: every differentiable network and likelihood. Weights of layers other 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from bench import optimizers, randomness
 from bench.contract import Batch, Method, Noise, Problem
+from bench.divergence import with_log_prob
 from bench.energy import likelihood_term
-from bench.families.shared_weights import is_matrix, log_prior, stack_outputs
+from bench.families.shared_weights import is_matrix, stack_outputs
 from bench.settings import Count, Positive, settings
 from bench.weights import forward, linear_stack
 
@@ -97,10 +98,12 @@ class BatchEnsemble(Method):
 
     def loss_terms(self, batch: Batch, noise: Noise) -> tuple[Tensor, Tensor]:
         """Negative log likelihood, each example under its member, and negative log prior, in nats."""
-        run = self._runner(batch.inputs)
+        layers = linear_stack(self.network, batch.inputs)
+        weights, log_prior = with_log_prob(self.prior, *self._weights(), layers is not None)
+        run = self._runner(weights, layers)
         outputs = torch.stack([self._split_outputs(run, batch.inputs, s) for s in noise["seeds"].tolist()])
         nll = likelihood_term(self.likelihood, outputs, batch, self.problem.num_train)
-        return nll, -self._log_prior()
+        return nll, -log_prior
 
     def _split_outputs(self, run: Callable[[Tensor], Tensor], inputs: Tensor, seed: int) -> Tensor:
         """Outputs `[B, ...]`, of every input under the one member that it goes to."""
@@ -115,18 +118,19 @@ class BatchEnsemble(Method):
         rows = order.new_zeros(size * share)  # where shares are uneven, some run an example that nobody reads
         rows[place] = order
         outputs = run(inputs.index_select(0, rows).unflatten(0, (size, share))).flatten(0, 1)
-        return outputs[place[order.argsort()]]
+        back = torch.empty_like(order)
+        back[order] = place
+        return outputs.index_select(0, back)
 
-    def _runner(self, inputs: Tensor) -> Callable[[Tensor], Tensor]:
+    def _runner(
+        self, weights: Mapping[str, Tensor], layers: list[tuple[str, nn.Module]] | None
+    ) -> Callable[[Tensor], Tensor]:
         """What gives the outputs `[M, n, ...]` of `[M, n, ...]` inputs, n of every member."""
-        layers = linear_stack(self.network, inputs)
         if layers is not None:
-            own = iter(self.own)
-            weights = {n: p if n in self.names else next(own) for n, p in self.network.named_parameters()}
             factors = dict(zip(self.names, zip(self.r, self.s, strict=True), strict=True))
             return lambda given: stack_outputs(layers, weights, factors, given)
         # Of slices each has a gradient as large as the whole; those of a split are joined once.
-        one_by_one = {name: w.split(1) for name, w in self._members().items()}
+        one_by_one = {name: w.split(1) for name, w in self._scaled(weights).items()}
         return lambda given: torch.cat(
             [
                 forward(self.network, {name: each[m] for name, each in one_by_one.items()}, part)
@@ -134,21 +138,24 @@ class BatchEnsemble(Method):
             ]
         )
 
-    def _log_prior(self) -> Tensor:
-        """Log prior of W and of the members' own parameters, its mean over the members, in nats."""
-        own = iter(self.own)
-        weights = {n: p[None] if n in self.names else next(own) for n, p in self.network.named_parameters()}
-        return log_prior(self.prior, weights, self.settings.ensemble_size)
-
     # ---- the members
 
-    def _members(self) -> dict[str, Tensor]:
+    def _weights(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """What is under the prior: the shared W, `[*shape]`, and the members' own, `[M, *shape]`."""
+        named: dict[str, Tensor] = dict(self.network.named_parameters())
+        shared = {name: named.pop(name) for name in self.names}
+        return shared, dict(zip(named, self.own, strict=True))
+
+    def _scaled(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Weights of all members, `[M, *shape]`."""
-        scales, own = (r * s for r, s in zip(self.r, self.s, strict=True)), iter(self.own)
-        return {
-            name: p * next(scales) if name in self.names else next(own)
-            for name, p in self.network.named_parameters()
-        }
+        factors = zip(self.names, self.r, self.s, strict=True)
+        return {**weights, **{name: weights[name] * (r * s) for name, r, s in factors}}
+
+    def _members(self) -> dict[str, Tensor]:
+        """The same of the weights at present, in the order of the network's."""
+        shared, own = self._weights()
+        members = self._scaled({**shared, **own})
+        return {name: members[name] for name, _ in self.network.named_parameters()}
 
     def sample_weights(self, num_samples: int, generator: torch.Generator) -> dict[str, Tensor]:
         """Weights of a random subset of the members, `[S, *shape]`: each once before any is taken again."""

@@ -25,26 +25,30 @@ row per example; others are refused.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
 
 from bench import optimizers, randomness
 from bench.contract import Batch, Method, Noise, Problem
-from bench.divergence import log_prob
+from bench.divergence import with_log_prob
 from bench.energy import likelihood_term
 from bench.errors import UsageError
 from bench.families.shared_weights import is_matrix
 from bench.settings import Count, Positive, settings
-from bench.weights import channels_last, forward
+from bench.weights import channels_last, forward, linear_stack
 
 NAMES: dict[str, dict[str, object]] = {"masksembles": {}}
 SEARCH = {"learning_rate": (1e-4, 1e-2, "log"), "scale": (1.2, 4.0, "linear")}
 
+Layers = Sequence[tuple[str, nn.Module]] | None
+"""Of a plain stack of linear layers; None of other networks."""
 Scale = Annotated[float, Field(ge=1, le=6)]
 
 
@@ -131,10 +135,11 @@ class Masksembles(Method):
         """Negative log likelihood, each example under its member, and negative log prior, in nats."""
         rows = len(batch.inputs)
         splits = [self._split(rows, seed, batch.inputs.device) for seed in noise["seeds"].tolist()]
-        outputs = torch.stack([self._pass(batch.inputs, split) for split in splits])
-        weights = {name: p[None] for name, p in self.network.named_parameters()}
-        nll = likelihood_term(self.likelihood, outputs, batch, self.problem.num_train)
-        return nll, -log_prob(self.prior, weights).sum()
+        layers = linear_stack(self.network, batch.inputs)
+        weights, log_prior = with_log_prob(self.prior, self._weights(), {}, layers is not None)
+        passes = [self._pass(layers, weights, batch.inputs, split)[None] for split in splits]
+        outputs = torch.cat(passes) if len(passes) > 1 else passes[0]
+        return likelihood_term(self.likelihood, outputs, batch, self.problem.num_train), -log_prior
 
     def _split(self, rows: int, seed: int, device: torch.device) -> Tensor:
         """The member that every example of a batch goes to, `[rows]`."""
@@ -144,11 +149,21 @@ class Masksembles(Method):
         first = torch.randint(self.settings.masks, (), generator=generator, device=device)
         return (order + first) % self.settings.masks
 
-    def _pass(self, inputs: Tensor, members: Tensor) -> Tensor:
-        """Outputs `[B, ...]` of every input under a member of its own: one pass for all."""
+    def _weights(self) -> dict[str, Tensor]:
+        """The network's weights, `[*shape]`."""
+        return dict(self.network.named_parameters())
+
+    def _pass(self, layers: Layers, weights: Mapping[str, Tensor], inputs: Tensor, members: Tensor) -> Tensor:
+        """Outputs `[B, ...]` of every input under a member of its own: one pass for all.
+
+        `layers` is what `linear_stack` says of the network.
+        """
         factors = {name: masks.index_select(0, members) for name, masks in self.masks.items()}
-        with _multiplied(self.network, self.masked, factors):
-            return self.network(channels_last(inputs) if inputs.ndim == 4 else inputs)
+        if layers is None:
+            with _multiplied(self.network, self.masked, factors):
+                images = channels_last(inputs) if inputs.ndim == 4 else inputs
+                return functional_call(self.network, dict(weights), (images,))
+        return _masked_stack(layers, weights, factors, inputs)
 
     def _passes_are_the_members(self, example: Tensor) -> bool:
         """Whether one pass over several members gives what each member's weights give."""
@@ -158,7 +173,8 @@ class Masksembles(Method):
         members = {name: w[:count] for name, w in self._members().items()}
         with torch.no_grad():
             try:
-                found = self._pass(inputs, rows)
+                layers = linear_stack(self.network, inputs)
+                found = self._pass(layers, self._weights(), inputs, rows)
             except RuntimeError:  # no row per example: masks and inputs are of other shapes
                 return False
             return torch.allclose(found, forward(self.network, members, inputs)[rows, rows], 1e-3, 1e-5)
@@ -241,6 +257,26 @@ def _multiplied(
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _masked_stack(
+    layers: Sequence[tuple[str, nn.Module]],
+    weights: Mapping[str, Tensor],
+    factors: Mapping[str, Tensor],
+    inputs: Tensor,
+) -> Tensor:
+    """Outputs `[B, ...]` of a plain stack of linear layers, whose inputs are times factors `[B, units]`."""
+    hidden = inputs
+    for name, layer in layers:
+        if type(layer) is nn.Flatten:
+            hidden = hidden.flatten(1)
+        elif type(layer) is nn.Linear:
+            weight, factor = weights[f"{name}.weight"], factors.get(f"{name}.weight")
+            given = hidden if factor is None else hidden * factor
+            hidden = functional.linear(given, weight, weights.get(f"{name}.bias"))
+        elif not getattr(layer, "is_identity", False):
+            hidden = layer(hidden)
+    return hidden
 
 
 def _beside(tensor: Tensor, ndim: int) -> Tensor:

@@ -28,9 +28,10 @@ from torch import Tensor, nn
 
 from bench import optimizers, randomness
 from bench.contract import Batch, Method, Noise, Problem
+from bench.divergence import with_log_prob
 from bench.energy import likelihood_term
 from bench.errors import UsageError
-from bench.families.shared_weights import is_matrix, log_prior, stack_outputs
+from bench.families.shared_weights import is_matrix, stack_outputs
 from bench.settings import Count, Positive, settings
 from bench.weights import forward, linear_stack, normal_noise
 
@@ -125,9 +126,10 @@ class Rank1(Method):
 
     def _log_prior(self) -> Tensor:
         """Log prior of W and of the components' own parameters, its mean over the components, in nats."""
-        own = iter(self.own)
-        weights = {n: p[None] if n in self.shared else next(own) for n, p in self.network.named_parameters()}
-        return log_prior(self.prior, weights, self.settings.components)
+        named = dict(self.network.named_parameters())
+        shared = {name: named[name] for name in self.shared}
+        own = dict(zip((name for name in named if name not in shared), self.own, strict=True))
+        return with_log_prob(self.prior, shared, own)[1]
 
     # ---- the components
 

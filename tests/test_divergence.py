@@ -14,7 +14,8 @@ from torch.distributions import (
 )
 from torch.testing import assert_close
 
-from bench.divergence import cross_entropy, divergence, location_scale_divergence, log_prob
+from bench.contract import JOINT
+from bench.divergence import cross_entropy, divergence, location_scale_divergence, log_prob, with_log_prob
 from bench.methods.full_cov_vi import FullNormal
 from bench.methods.matrix_normal_vi import MatrixNormal
 from bench.methods.radial import RadialNormal
@@ -180,6 +181,92 @@ def test_log_density_of_normals_is_torchs(kind, shape):
     if scale.requires_grad:
         (slope,) = torch.autograd.grad(log_prob({"w": p}, {"w": draws}).sum(), scale)
         assert slope.abs().min() > 0
+
+
+PRIORS = {
+    "one deviation": {n: (0.0, 0.7) for n in "abc"},
+    "several": {"a": (0.0, 0.7), "b": (0.0, 1.3), "c": (0.0, 0.2)},
+    "off centre": {"a": (0.4, 0.7), "b": (0.0, 1.3), "c": (-1.0, 0.7)},
+}
+
+
+def weights_of_three(prior):
+    """The prior, tensors that all of three networks share, and one that is each network's own."""
+    torch.manual_seed(0)
+    shapes = {"a": (2, 3), "b": (4,), "c": (2,)}
+    numbers = {
+        n: [torch.tensor(x, dtype=torch.double).expand(shapes[n]) for x in v] for n, v in prior.items()
+    }
+    made = {n: torch.randn(s, dtype=torch.double).requires_grad_() for n, s in shapes.items()}
+    made["c"] = torch.randn(3, 2, dtype=torch.double).requires_grad_()
+    shared = {n: made[n] for n in "ab"}
+    return {n: normal_tensor(*v) for n, v in numbers.items()}, shared, {"c": made["c"]}
+
+
+def outputs_of(weights):
+    """A function of all weights, whose gradients are in memory of their own."""
+    return (weights["a"] @ weights["b"][:3]).square().sum() + (weights["c"] @ weights["c"].mT).sum()
+
+
+def mean_log_prob(prior, weights):
+    return sum(prior[n].log_prob(w).mean() for n, w in weights.items())
+
+
+@pytest.mark.parametrize("owns", [False, True])
+@pytest.mark.parametrize("prior", PRIORS.values(), ids=PRIORS)
+def test_log_density_beside_the_weights_is_torchs_mean(prior, owns):
+    """The value, and the gradient of it and of a function of the weights, together and each alone."""
+    prior, shared, own = weights_of_three(prior)
+    plain = {**shared, **own}
+    for of_outputs, of_density in ((1.0, 1.0), (1.0, 0.0), (0.0, 2.0)):
+        weights, density = with_log_prob(prior, shared, own, owns)
+        assert_close(density, mean_log_prob(prior, plain))
+        found = torch.autograd.grad(
+            (of_outputs * outputs_of(weights) if of_outputs else 0) + of_density * density, plain.values()
+        )
+        value = of_outputs * outputs_of(plain) + of_density * mean_log_prob(prior, plain)
+        for ours, theirs in zip(found, torch.autograd.grad(value, plain.values()), strict=True):
+            assert_close(ours, theirs)
+
+
+def test_log_density_beside_the_weights_has_a_second_derivative():
+    prior, shared, own = weights_of_three(PRIORS["several"])
+    plain = list({**shared, **own}.values())
+    weights, density = with_log_prob(prior, shared, own, True)
+    ours = bend(outputs_of(weights) * density, plain)
+    theirs = bend(outputs_of({**shared, **own}) * mean_log_prob(prior, {**shared, **own}), plain)
+    for one, other in zip(ours, theirs, strict=True):
+        assert_close(one, other)
+
+
+def bend(value, at):
+    slopes = torch.autograd.grad(value, at, create_graph=True)
+    return torch.autograd.grad(sum(slope.square().sum() for slope in slopes), at)
+
+
+@pytest.mark.parametrize("owns", [False, True])
+def test_only_gradients_that_are_owned_are_written_over(owns):
+    """A sum hands one gradient to both its terms; whoever says that it is owned gets another number."""
+    prior, shared, _ = weights_of_three({"b": (0.0, 0.7), "a": (0.0, 0.7), "c": (0.0, 0.7)})
+    beside = torch.zeros(2, 3, dtype=torch.double, requires_grad=True)
+    weights, density = with_log_prob({"a": prior["a"]}, {"a": shared["a"]}, {}, owns)
+    total = (weights["a"] + beside).square().sum() + density
+    found, _ = torch.autograd.grad(total, [beside, shared["a"]])
+    assert torch.allclose(found, 2 * shared["a"]) is not owns
+
+
+def test_log_density_beside_the_weights_of_fits_side_by_side():
+    """Under vmap, and under a density of all tensors together, the number is the same."""
+    prior, shared, own = weights_of_three(PRIORS["several"])
+    several = {n: torch.stack([w.detach(), 2 * w.detach()]) for n, w in {**shared, **own}.items()}
+    found = torch.func.vmap(lambda w: with_log_prob(prior, {n: w[n] for n in "ab"}, {"c": w["c"]})[1])(
+        several
+    )
+    for i, value in enumerate(found):
+        assert_close(value, mean_log_prob(prior, {n: w[i] for n, w in several.items()}))
+    joint = {JOINT: normal_tensor(torch.zeros(12, dtype=torch.double), torch.ones(12, dtype=torch.double))}
+    unit = weights_of_three({n: (0.0, 1.0) for n in "abc"})[0]
+    assert_close(with_log_prob(joint, shared, own)[1], mean_log_prob(unit, {**shared, **own}))
 
 
 def derivatives(value, at):

@@ -71,8 +71,23 @@ def small_lenet():
     )
 
 
+def odd_cnn():
+    """Convolutions with a stride, padding and dilation, without biases; means of maps; two linear layers."""
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3, stride=2, padding=1, bias=False),
+        nn.Tanh(),
+        nn.Conv2d(4, 6, 2, padding="same", dilation=2, bias=False),
+        nn.AvgPool2d(4),
+        nn.Flatten(),
+        nn.Linear(6, 5, bias=False),
+        nn.ReLU(),
+        nn.Linear(5, 3),
+    )
+
+
+CONVOLUTIONS = [small_lenet, wide_cnn, odd_cnn]
 STACKS = [small_mlp, no_bias, shared_activation, single_layer]
-SHAPES = {small_lenet: (1, 28, 28), wide_cnn: (3, 8, 8)}
+SHAPES = {small_lenet: (1, 28, 28), wide_cnn: (3, 8, 8), odd_cnn: (3, 8, 8)}
 
 
 def case(make, num_samples, dtype=torch.float64, batch=5):
@@ -105,14 +120,15 @@ def plain(network, stacked, inputs):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("num_samples", [1, 3])
-@pytest.mark.parametrize("make", [*STACKS, small_lenet, wide_cnn, Skip])
+@pytest.mark.parametrize("make", [*STACKS, *CONVOLUTIONS, Skip])
 def test_walks_agree_in_outputs_and_gradients(make, num_samples, dtype):
     network, stacked, inputs = case(make, num_samples, dtype)
     expected = plain(network, stacked, inputs)
     assert expected.shape == (num_samples, 5, 10 if make is small_lenet else 3)
     cotangent = torch.randn(expected.shape, generator=torch.Generator().manual_seed(1), dtype=dtype)
     expected_gradients = torch.autograd.grad((expected * cotangent).sum(), list(stacked.values()))
-    for walk in (None, "loop", "vmap", *(["stacked"] if make in STACKS else [])):
+    own = ["stacked"] * (make in STACKS) + ["grouped"] * (make in CONVOLUTIONS)
+    for walk in (None, "loop", "vmap", *own):
         outputs, gradients = outputs_and_gradients(network, stacked, inputs, walk)
         torch.testing.assert_close(outputs, expected, **TOLERANCE[dtype])
         for ours, theirs in zip(gradients, expected_gradients, strict=True):
@@ -167,6 +183,35 @@ def test_stacked_refuses_what_is_no_plain_stack(make):
     network, stacked, inputs = case(make, 2)
     with pytest.raises(ValueError, match="stacked walk needs a plain stack of linear layers"):
         forward(network, stacked, inputs, "stacked")
+
+
+def test_means_of_whole_maps_are_grouped():
+    network = networks.small_cnn(3, channels=4).double()
+    stacked = {n: torch.randn(3, *p.shape, dtype=torch.double) for n, p in network.named_parameters()}
+    images = torch.randn(5, 3, 8, 8, dtype=torch.double)
+    torch.testing.assert_close(forward(network, stacked, images, "grouped"), plain(network, stacked, images))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.Conv2d(3, 3, 3, groups=3), nn.Flatten(), nn.Linear(108, 3)),
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 2, 3, padding=1, padding_mode="circular"), nn.Flatten(), nn.Linear(128, 3)
+        ),
+        lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(72, 3)),
+        lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.GroupNorm(1, 2), nn.Flatten(), nn.Linear(72, 3)),
+        lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.Linear(6, 3), nn.Flatten()),
+        lambda: nn.Sequential(nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1)),
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 3)),
+    ],
+)
+def test_grouped_refuses_what_is_no_plain_stack_of_convolutions(make):
+    """Among them layers that look at all maps of an example at once, which here are those of all samples."""
+    network = make()
+    stacked = {name: p.detach()[None].repeat(2, *[1] * p.ndim) for name, p in network.named_parameters()}
+    with pytest.raises(ValueError, match="grouped walk needs a plain stack of convolutions"):
+        forward(network, stacked, torch.randn(5, 3, 8, 8), "grouped")
 
 
 def test_a_layer_used_twice_is_walked_in_a_loop():

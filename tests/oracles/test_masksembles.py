@@ -200,7 +200,7 @@ def test_a_layer_is_torch_uncertaintys():
     theirs.mask.masks = nn.Parameter(method.masks["1.weight"], requires_grad=False)
     inputs = batch_of(problems.mlp(), 8).inputs
     members = torch.arange(4).repeat_interleave(2)
-    assert_close(method._pass(inputs, members), theirs(method.network[0](inputs)))
+    assert_close(method._pass(None, method._weights(), inputs, members), theirs(method.network[0](inputs)))
 
 
 class Tokens(nn.Module):
