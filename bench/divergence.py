@@ -169,8 +169,8 @@ def _centred(
     return stds, centred
 
 
-_READ: WeakKeyDictionary[Normal, tuple[bool, float]] = WeakKeyDictionary()
-"""What `_numbers` found; it lives as long as the prior."""
+_READ: WeakKeyDictionary[Normal, tuple[tuple[int, ...], tuple[bool, float]]] = WeakKeyDictionary()
+"""What `_numbers` found, and the versions of the tensors where it did; it lives as long as the prior."""
 
 
 def _numbers(p: Normal) -> tuple[bool, float] | None:
@@ -181,13 +181,15 @@ def _numbers(p: Normal) -> tuple[bool, float] | None:
     """
     if torch.compiler.is_compiling():
         return None
-    found = _READ.get(p)
-    if found is None:
+    versions = tuple(0 if t.is_inference() else t._version for t in (p.loc, p.scale))
+    before, found = _READ.get(p, (None, None))
+    if before != versions:
         std, loc = _one_scale(p), p.loc
         if std is None or are_transformed([std, loc]):
             return None
         is_one = loc.stride() == (0,) * loc.ndim
-        found = _READ[p] = is_one and loc[(0,) * loc.ndim].item() == 0, std.item()
+        found = is_one and loc[(0,) * loc.ndim].item() == 0, std.item()
+        _READ[p] = versions, found
     return found
 
 

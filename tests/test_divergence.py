@@ -274,3 +274,12 @@ def derivatives(value, at):
     (slope,) = torch.autograd.grad(value.sum(), at, create_graph=True)
     (bend,) = torch.autograd.grad(slope.square().sum(), at)
     return value, slope, bend
+
+
+def test_a_prior_that_is_written_over_is_read_again():
+    loc, std, weights = torch.zeros(()), torch.ones(()), {"w": torch.randn(2, 5)}
+    prior = {"w": Independent(Normal(loc.expand(5), std.expand(5)), 1)}
+    log_prob(prior, weights)
+    loc.fill_(0.5)
+    std.fill_(2.0)
+    assert_close(log_prob(prior, weights), Normal(0.5, 2.0).log_prob(weights["w"]).sum(1))
