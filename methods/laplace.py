@@ -14,10 +14,12 @@ weights to a wide prior, draws predict far better under it than through the netw
 setting `predictive`). With `last_layer` all other weights are a point mass, and their next prior is the prior
 given. Kronecker: A (x) G plus a prior that is no multiple of the identity in a layer has no common
 eigenbasis; the sum's diagonal in the eigenbasis of its two partial traces is kept, which is exact for a
-first, isotropic prior. `tuned` maximises the Laplace evidence over one prior precision with w* held fixed, in
-a run's first fit. `laplace_last_layer` is the full covariance of the last layer.
+first, isotropic prior. One prior precision may be chosen in a run's first fit, with w* held fixed: `tuned`
+maximises the Laplace evidence, `validation` takes of a grid the one of least NLL on the validation examples
+(Daxberger et al. 2021, "Laplace Redux"). `laplace_last_layer` is the full covariance of the last layer.
 Cost: as maximum a posteriori; after the fit one backward pass per output and example (diagonal and full on
-networks of other layers than linear and convolutional: a Jacobian per example); `full` takes O(d^3) time.
+networks of other layers than linear and convolutional: a Jacobian per example); `full` takes O(d^3) time,
+`validation` 750 predictions of each validation example.
 Stored per weight: 2 numbers (diagonal), about 4 (Kronecker, square layers), d + 2 (full).
 Valid for: every differentiable network and twice differentiable likelihood under a normal prior; Kronecker
 for networks of plain linear and convolutional layers that share no weight. Parameters of a likelihood are
@@ -37,13 +39,14 @@ from torch import Size, Tensor, nn
 from torch.distributions import Distribution, MultivariateNormal, constraints
 
 from bench import optimizers, priors
-from bench.batches import few
-from bench.contract import JOINT, Batch, Method, Noise, Prior, Problem
+from bench.batches import OnDevice, batches, few, most_rows
+from bench.contract import JOINT, Batch, Budget, Method, Noise, Prior, Problem
 from bench.divergence import log_prob
 from bench.energy import likelihood_term
 from bench.errors import UsageError
 from bench.families import curvature
 from bench.families.last_layer import last_linear, names_of
+from bench.predictions import BadPrediction
 from bench.priors import is_normal, joined_normals, normal_tensor
 from bench.settings import Positive, settings
 from bench.text import one_line
@@ -56,8 +59,12 @@ NAMES: dict[str, dict[str, object]] = {
 SEARCH = {
     "learning_rate": (1e-4, 1e-1, "log"),
     "curvature": ["diagonal", "kronecker", "full"],
-    "prior_precision": ["task", "tuned"],
+    "prior_precision": ["task", "tuned", "validation"],
 }
+PRECISIONS = [10 ** (k / 2) for k in range(-8, 17)]
+"""What `validation` tries, 1e-4 to 1e8, ascending: under the last the normal is as good as a point."""
+DRAWS = 30
+"""Weight samples behind the NLL of each."""
 
 
 @settings
@@ -74,8 +81,8 @@ class Settings:
     """Weights that get a covariance; the others are a point mass."""
     predictive: Literal["linearised", "network"] = "linearised"
     """What a draw of the weights predicts by: the network linearised at the mode, or the network itself."""
-    prior_precision: Literal["task", "tuned"] = "task"
-    """The task's prior, or one precision by the evidence after a run's first fit, in place of N(0, s^2)'s."""
+    prior_precision: Literal["task", "tuned", "validation"] = "task"
+    """The task's prior, or one precision by evidence or validation NLL after a first fit, for N(0, s^2)'s."""
 
 
 # ------------------------------------------------------------------------------------------- distributions
@@ -248,7 +255,7 @@ class Laplace(Method):
             self.network.load_state_dict(start.network.state_dict())
             self.likelihood.load_state_dict(start.likelihood.state_dict())
         self.register_buffer("tuned_precision", torch.zeros(()))
-        self.tunes = settings.prior_precision == "tuned" and start is None
+        self.tunes = settings.prior_precision != "task" and start is None
         self.names = self._chosen()
         self.layers = self._plain_layers()
         self.size = sum(self.network.get_parameter(name).numel() for name in self.names)
@@ -315,9 +322,19 @@ class Laplace(Method):
         if self.tunes:
             normals = joined_normals(prior)
             if normals is None or normals[0].any() or (normals[1] != normals[1][0]).any():
+                chosen = f"prior_precision {self.settings.prior_precision}"
                 raise UsageError(
-                    "laplace: prior_precision tuned needs a prior N(0, s^2), one s for all weights; take task"
+                    f"laplace: {chosen} needs a prior N(0, s^2), one s for all weights; take task"
                 )
+
+    def spends(self, budget: Budget) -> Budget:
+        """The budget as it is; refuses a fit that lacks validation examples, which one that is loaded may."""
+        if self.tunes and self.settings.prior_precision == "validation" and self.problem.val is None:
+            raise UsageError(
+                "laplace: prior_precision validation needs validation examples, and none are set aside: give "
+                "--task.validation 0.2 if the task has it (own_table does), or take task or tuned"
+            )
+        return super().spends(budget)
 
     def _check_derivatives(self) -> None:
         """Refuses a network that lacks a derivative that is needed after training."""
@@ -344,11 +361,18 @@ class Laplace(Method):
         """Sums the curvature over all examples once, adds the prior's precision, and inverts."""
         own, before = self._curvature(loader), self._prior_terms()
         if self.tunes:
-            tuned = self._tune(torch.cat([term.eigenvalues() for term in own]))
+            choose = self._tune if self.settings.prior_precision == "tuned" else self._validate
+            tuned = choose(own)
             self.tuned_precision.fill_(tuned)
-            before = [_Rotated(torch.full_like(b.std, tuned, dtype=torch.float64)) for b in self.blocks]
+            before = self._isotropic(tuned)
+        self._settle(own, before)
+
+    def _settle(self, own: Sequence[Term], before: Sequence[Term]) -> None:
         for block, term, given in zip(self.blocks, own, before, strict=True):
             block.settle(term, given)
+
+    def _isotropic(self, precision: float) -> list[_Rotated]:
+        return [_Rotated(torch.full_like(b.std, precision, dtype=torch.float64)) for b in self.blocks]
 
     def _curvature(self, loader: Iterable[Batch]) -> list[Term]:
         """The Gauss-Newton matrix of the full training set, block by block, in float64."""
@@ -408,12 +432,13 @@ class Laplace(Method):
         parts = precisions.split([b.size for b in self.blocks])
         return [_Rotated(b.matrix(part)) for b, part in zip(self.blocks, parts, strict=True)]
 
-    def _tune(self, eigenvalues: Tensor) -> float:
+    def _tune(self, own: Sequence[Term]) -> float:
         """The precision t that maximises the evidence, log N(w* | 0, 1/t) - (1/2) log det (curvature + t).
 
         Its slope vanishes where the sum of h / (t (h + t)) over the curvature's eigenvalues h is |w*|^2; the
         sum falls with t.
         """
+        eigenvalues = torch.cat([term.eigenvalues() for term in own])
         squares = sum(self.network.get_parameter(name).detach().square().sum() for name in self.names)
         low, high = math.log(1e-8), math.log(1e8)
         for _ in range(60):
@@ -424,8 +449,35 @@ class Laplace(Method):
                 high = math.log(t)
         return math.exp((low + high) / 2)
 
+    def _validate(self, own: Sequence[Term]) -> float:
+        """The one of `PRECISIONS` with the least validation NLL, all under the same noise.
+
+        An isotropic prior leaves the bases as they are: what it gains is added to every eigenvalue.
+        """
+        self._settle(own, self._isotropic(PRECISIONS[0]))
+        least = [b.std.double().square().reciprocal() for b in self.blocks]
+        seed = int(torch.randint(2**62, (), generator=self.generator, device=self.generator.device))
+        nlls = dict[float, float]()
+        for t in PRECISIONS:
+            for block, precision in zip(self.blocks, least, strict=True):
+                block.std.copy_((precision + (t - PRECISIONS[0])).rsqrt())
+            nlls[t] = self._validation_nll(seed)
+        return min(nlls, key=nlls.__getitem__)
+
+    def _validation_nll(self, seed: int) -> float:
+        """Of all validation examples together, in nats; without end where a prediction is not finite."""
+        val, device, total = self.problem.val, self.blocks[0].std.device, 0.0
+        assert val is not None
+        for batch in OnDevice(batches(val, most_rows(val, 50 * DRAWS), None, device=device), device):
+            try:
+                prediction = self.predict(batch.inputs, DRAWS, torch.Generator(device).manual_seed(seed))
+            except BadPrediction:  # the widest normals can make a deep network overflow
+                return math.inf
+            total -= float(prediction.log_score(batch.targets).double().sum())
+        return total
+
     def diagnostics(self, inputs: Tensor | None = None) -> dict[str, float]:
-        """The tuned prior precision, if it was."""
+        """The prior precision that was chosen, if one was."""
         if inputs is not None or not self.tunes:
             return {}
         return {"prior_precision": float(self.tuned_precision)}

@@ -21,6 +21,7 @@ from bench.contract import JOINT, Batch, Budget, Problem
 from bench.divergence import log_prob
 from bench.engine.engine import Engine, TrainerOptions
 from bench.errors import UsageError
+from bench.methods import laplace
 from bench.methods.laplace import Laplace, Settings
 from bench.weights import ravel, unravel
 
@@ -413,6 +414,87 @@ def test_tuning_refuses_other_priors(prior):
         Laplace(linear.Truth(prior).problem, Settings(prior_precision="tuned"))
 
 
+# ---- prior precision by validation
+
+
+def validation_problem(precision):
+    """Curvature 1 at w* = 0, and validation errors of the variance, 1 + 100 / (1 + t), that t predicts."""
+    train = TensorDataset(torch.full((4, 1), 0.5), torch.zeros(4, 1))
+    x = torch.tensor([[10.0], [-10], [10], [-10]]).double()
+    error = math.sqrt(1 + 100 / (1 + precision)) if precision < laplace.PRECISIONS[-1] else 0.0
+    val = TensorDataset(x, error * torch.tensor([[1.0], [1], [-1], [-1]]).double())
+    network = lambda dropout=0.0: nn.Linear(1, 1, bias=False)  # noqa: E731
+    return Problem(network, likelihoods.Gaussian(1.0), priors.normal(0, 0.4), train, val, 4)
+
+
+def validated(problem, **values):
+    method = put(method_of(problem, prior_precision="validation", **values), torch.zeros(1))
+    method.finish_fit(batches_of(problem, (3,)))
+    return method
+
+
+def exact_choice(val):
+    """The t of least -log N(y | 0, 1 + x^2 / (1 + t)), the predictive of w* = 0 and curvature 1."""
+    x, y = val.tensors
+    scales = [(1 + x.square() / (1 + t)).sqrt() for t in laplace.PRECISIONS]
+    nlls = [-torch.distributions.Normal(0.0, s).log_prob(y.double()).sum() for s in scales]
+    return laplace.PRECISIONS[int(torch.stack(nlls).argmin())]
+
+
+@pytest.mark.parametrize("precision", [10.0, 1000.0, 1e8])
+@pytest.mark.parametrize(
+    "values", [{"curvature": "full"}, {"curvature": "kronecker", "predictive": "network"}, {}]
+)
+def test_validation_finds_the_least_of_the_exact_curve(values, precision, monkeypatch):
+    """Neighbours on the grid differ threefold in their variance, 100 draws by a seventh; 1e8 is a point."""
+    monkeypatch.setattr(laplace, "DRAWS", 100)
+    problem = validation_problem(precision)
+    assert exact_choice(problem.val) == pytest.approx(precision)
+    method = validated(problem, **values)
+    assert method.diagnostics() == {"prior_precision": pytest.approx(precision)}
+    assert_close(covariance(method), torch.tensor([[1 / (1 + precision)]]).double(), rtol=1e-6, atol=0)
+
+
+def test_training_examples_in_place_of_validation_choose_another():
+    """Negative control: they lie on the line, and ask for a point."""
+    problem = validation_problem(10.0)
+    val = TensorDataset(*(t.double() for t in problem.train.tensors))
+    assert exact_choice(val) == pytest.approx(1e8)
+    assert validated(replace(problem, val=val)).diagnostics() == {"prior_precision": pytest.approx(1e8)}
+
+
+def test_validation_passes_over_precisions_that_overflow():
+    """Twenty layers of draws of standard deviation 100 are beyond float32."""
+    network = lambda dropout=0.0: nn.Sequential(*(nn.Linear(8, 8) for _ in range(20)))  # noqa: E731
+    x, y = torch.ones(4, 8), torch.zeros(4, 8)
+    problem = replace(
+        validation_problem(10.0), network=network, train=TensorDataset(x, y), val=TensorDataset(x, y)
+    )
+    method = Laplace(problem, Settings(prior_precision="validation", predictive="network"))
+    with torch.no_grad():
+        for p in method.network.parameters():
+            p.zero_()
+    method.finish_fit([Batch(x, y)])
+    assert method.diagnostics()["prior_precision"] > 1
+
+
+def test_validation_refuses_a_fit_without_validation_examples():
+    """A later fit of a run, and a fitted method that is loaded, need none."""
+    problem = validation_problem(10.0)
+    settings = Settings(prior_precision="validation")
+    engine = Engine(Laplace, settings, 0, trainer=TrainerOptions(accelerator="cpu"))
+    with pytest.raises(UsageError, match=r"^laplace: .*--task\.validation 0\.2 .*task or tuned$"):
+        engine.fit(replace(problem, val=None), Budget(1, 5))
+    first = validated(problem)
+    loaded = method_of(replace(problem, val=None), prior_precision="validation")
+    loaded.load_state_dict(first.state_dict())
+    assert torch.equal(covariance(loaded), covariance(first))
+    assert loaded.diagnostics() == first.diagnostics()
+    later = Laplace(replace(problem, val=None, prior=first.as_prior()), settings, first)
+    assert later.spends(Budget(1, 5)) == Budget(1, 5)
+    assert later.diagnostics() == {}
+
+
 # ---- sequential
 
 
@@ -612,9 +694,11 @@ def test_laws_under_other_settings(name, problem, tmp_path):
     laws.stopped_fit_goes_on(case, tmp_path / "stopped", None)
 
 
-def test_laws_when_tuned(tmp_path):
+@pytest.mark.parametrize("by", ["tuned", "validation"])
+def test_laws_when_tuned(by, tmp_path):
     """A tuned precision survives checkpoints, and the next fit goes on."""
     problem = replace(problems.mlp(), prior=priors.normal(0, 0.8))
-    case = laws.Case(Laplace, {"prior_precision": "tuned"}, problem)
+    case = laws.Case(Laplace, {"prior_precision": by}, problem)
     laws.posterior_becomes_the_prior(case)
-    laws.stopped_fit_goes_on(case, tmp_path, None)
+    laws.finished_fit_is_found_again(case, tmp_path / "found")
+    laws.stopped_fit_goes_on(case, tmp_path / "stopped", None)
