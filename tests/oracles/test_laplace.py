@@ -420,24 +420,26 @@ def test_tuning_refuses_other_priors(prior):
 def validation_problem(precision):
     """Curvature 1 at w* = 0, and validation errors of the variance, 1 + 100 / (1 + t), that t predicts."""
     train = TensorDataset(torch.full((4, 1), 0.5), torch.zeros(4, 1))
-    x = torch.tensor([[10.0], [-10], [10], [-10]]).double()
+    x = torch.tensor([[10.0], [-10], [10], [-10]])
     error = math.sqrt(1 + 100 / (1 + precision)) if precision < laplace.PRECISIONS[-1] else 0.0
-    val = TensorDataset(x, error * torch.tensor([[1.0], [1], [-1], [-1]]).double())
+    val = TensorDataset(x, error * torch.tensor([[1.0], [1], [-1], [-1]]))
     network = lambda dropout=0.0: nn.Linear(1, 1, bias=False)  # noqa: E731
     return Problem(network, likelihoods.Gaussian(1.0), priors.normal(0, 0.4), train, val, 4)
 
 
 def validated(problem, **values):
-    method = put(method_of(problem, prior_precision="validation", **values), torch.zeros(1))
-    method.finish_fit(batches_of(problem, (3,)))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # of the method's own generator
+        method = put(Laplace(problem, Settings(prior_precision="validation", **values)), torch.zeros(1))
+    method.finish_fit([Batch(*problem.train.tensors)])
     return method
 
 
 def exact_choice(val):
     """The t of least -log N(y | 0, 1 + x^2 / (1 + t)), the predictive of w* = 0 and curvature 1."""
-    x, y = val.tensors
+    x, y = (t.double() for t in val.tensors)
     scales = [(1 + x.square() / (1 + t)).sqrt() for t in laplace.PRECISIONS]
-    nlls = [-torch.distributions.Normal(0.0, s).log_prob(y.double()).sum() for s in scales]
+    nlls = [-torch.distributions.Normal(0.0, s).log_prob(y).sum() for s in scales]
     return laplace.PRECISIONS[int(torch.stack(nlls).argmin())]
 
 
@@ -446,21 +448,21 @@ def exact_choice(val):
     "values", [{"curvature": "full"}, {"curvature": "kronecker", "predictive": "network"}, {}]
 )
 def test_validation_finds_the_least_of_the_exact_curve(values, precision, monkeypatch):
-    """Neighbours on the grid differ threefold in their variance, 100 draws by a seventh; 1e8 is a point."""
-    monkeypatch.setattr(laplace, "DRAWS", 100)
+    """Neighbours on the grid have three times the variance, that of 400 draws errs by 7%; 1e8 is a point."""
+    monkeypatch.setattr(laplace, "DRAWS", 400)
     problem = validation_problem(precision)
     assert exact_choice(problem.val) == pytest.approx(precision)
     method = validated(problem, **values)
     assert method.diagnostics() == {"prior_precision": pytest.approx(precision)}
-    assert_close(covariance(method), torch.tensor([[1 / (1 + precision)]]).double(), rtol=1e-6, atol=0)
+    variance = linear.flat(method.moments())[1]
+    assert_close(variance, torch.tensor([1 / (1 + precision)]).double(), rtol=1e-5, atol=0)
 
 
 def test_training_examples_in_place_of_validation_choose_another():
     """Negative control: they lie on the line, and ask for a point."""
     problem = validation_problem(10.0)
-    val = TensorDataset(*(t.double() for t in problem.train.tensors))
-    assert exact_choice(val) == pytest.approx(1e8)
-    assert validated(replace(problem, val=val)).diagnostics() == {"prior_precision": pytest.approx(1e8)}
+    assert exact_choice(problem.train) == pytest.approx(1e8)
+    assert validated(replace(problem, val=problem.train)).diagnostics()["prior_precision"] > 1e5  # in float32
 
 
 def test_validation_passes_over_precisions_that_overflow():
@@ -486,9 +488,9 @@ def test_validation_refuses_a_fit_without_validation_examples():
     with pytest.raises(UsageError, match=r"^laplace: .*--task\.validation 0\.2 .*task or tuned$"):
         engine.fit(replace(problem, val=None), Budget(1, 5))
     first = validated(problem)
-    loaded = method_of(replace(problem, val=None), prior_precision="validation")
+    loaded = Laplace(replace(problem, val=None), settings)
     loaded.load_state_dict(first.state_dict())
-    assert torch.equal(covariance(loaded), covariance(first))
+    assert loaded.moments() == first.moments()
     assert loaded.diagnostics() == first.diagnostics()
     later = Laplace(replace(problem, val=None, prior=first.as_prior()), settings, first)
     assert later.spends(Budget(1, 5)) == Budget(1, 5)
