@@ -490,6 +490,18 @@ def test_nothing_else_sees_an_added_run_of_another_state_of_the_method(more, thr
     assert len(list(submission.runs_in(add(more, three)))) == 4
 
 
+def test_arrays_that_the_history_has_are_not_written_again(more, three, tmp_path, monkeypatch):
+    name = "split_digits/map/seed1/arrays.safetensors"
+    kept, found, digest = tmp_path / "kept", store._file, submission.read(three).files[name]
+    (three / name).rename(kept)
+    monkeypatch.setattr(
+        store, "_file", lambda run, *how: kept if run == (three / name).parent else found(run, *how)
+    )
+    assert submission.read(add(more, three)).files[name] == digest
+    assert not (three / name).exists()
+    assert (three / name.replace("seed1", "seed3")).exists()
+
+
 def test_runs_that_stay_are_those_that_were_submitted(more, three):
     path = three / "split_digits/map/seed1/record.json"
     path.write_bytes(path.read_bytes() + b" ")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,13 @@ def answer(key: str, text: str) -> Any:
     return None if text in ("", "none") else text
 
 
-def submit(runs: Sequence[Found], to: Path, words: dict[str, Any], force: bool = False) -> Path:
+def submit(
+    runs: Sequence[Found],
+    to: Path,
+    words: dict[str, Any],
+    force: bool = False,
+    elsewhere: Collection[str] = (),
+) -> Path:
     """Writes a submission of finished runs; returns its directory.
 
     Args:
@@ -89,6 +95,7 @@ def submit(runs: Sequence[Found], to: Path, words: dict[str, Any], force: bool =
         to: The new directory; its name is the slug.
         words: Keys of `QUESTIONS`, and the slug, which must be the name of the directory.
         force: Replace an older directory.
+        elsewhere: Files that are named and not written, since the history has them.
 
     Raises:
         UsageError: If a run, or the runs together, cannot be handed in, or a word is wrong; in one line.
@@ -123,7 +130,8 @@ def submit(runs: Sequence[Found], to: Path, words: dict[str, Any], force: bool =
     )
     for directory, record in found:  # the slowest last
         refuse(directory, record, code=words.get("code"))
-    write_folder(to, contents | {MANIFEST: manifest}, force)
+    written = {name: content for name, content in contents.items() if name not in elsewhere}
+    write_folder(to, written | {MANIFEST: manifest}, force)
     return to
 
 
@@ -146,7 +154,8 @@ def add(runs: Sequence[Found], to: Path, words: dict[str, Any]) -> Path:
     manifest = submission.read(to)
     staying = gather([(to / name).parent for name, _ in _files(to, manifest, STORE)])[0]
     said = manifest.model_dump(include={"slug", *QUESTIONS})
-    return submit([*staying, *runs], to, said | words, force=True)
+    elsewhere = {name for name in manifest.files if not (to / name).exists()}
+    return submit([*staying, *runs], to, said | words, True, elsewhere)
 
 
 def adopt(directory: Path, to: Path = SUBMISSIONS, store: Path = STORE, force: bool = False) -> Path:
