@@ -161,7 +161,8 @@ def _centred(
     distribution: WeightDistribution, weights: Mapping[str, Tensor]
 ) -> tuple[dict[str, float], dict[str, Tensor]]:
     """Of tensors under normals of one standard deviation: that number, and the weights less their means."""
-    stds, centred = dict[str, float](), dict[str, Tensor]()
+    stds: dict[str, float] = {}  # an alias that is called would break the graph of compiled code
+    centred: dict[str, Tensor] = {}
     for name, p in distribution.items():
         if is_normal(p) and (known := _numbers(p.base_dist)) is not None:
             is_centred, stds[name] = known
@@ -234,7 +235,7 @@ class _MeanNormals(torch.autograd.Function):
     def forward(
         ctx: Any, kinds: tuple[tuple[float, int], ...], owned: bool, *weights: Tensor
     ) -> tuple[Tensor, ...]:
-        """Of every tensor the standard deviation and the number of networks in it.
+        """`kinds` are the standard deviation of every tensor and the number of networks in it.
 
         `owned` is `owns_gradients` of `with_log_prob`.
         """
