@@ -32,11 +32,11 @@ import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
-from torch import Size, Tensor, nn
-from torch.distributions import Distribution, MultivariateNormal, constraints
+from torch import Tensor, nn
+from torch.distributions import Distribution, MultivariateNormal
 
 from bench import optimizers, priors
 from bench.batches import OnDevice, batches, few, most_rows
@@ -45,6 +45,7 @@ from bench.divergence import log_prob
 from bench.energy import likelihood_term
 from bench.errors import UsageError
 from bench.families import curvature
+from bench.families.blocks import Block, Blocks, Product, Rotated, Term, as_vectors
 from bench.families.last_layer import last_linear, names_of
 from bench.predictions import BadPrediction
 from bench.priors import is_normal, joined_normals, normal_tensor
@@ -83,155 +84,6 @@ class Settings:
     """What a draw of the weights predicts by: the network linearised at the mode, or the network itself."""
     prior_precision: Literal["task", "tuned", "validation"] = "task"
     """The task's prior, or one precision by evidence or validation NLL after a first fit, for N(0, s^2)'s."""
-
-
-# ------------------------------------------------------------------------------------------- distributions
-
-
-class _Product(NamedTuple):
-    """The precision left (x) right of a matrix of weights `[rows, columns]`: tr(M^T left M right)."""
-
-    left: Tensor
-    right: Tensor
-
-    def partial_traces(self) -> tuple[Tensor, Tensor]:
-        return self.left * self.right.trace(), self.right * self.left.trace()
-
-    def diagonal(self, left: Tensor, right: Tensor) -> Tensor:
-        """Its diagonal `[rows, columns]` in the bases given as columns."""
-        return torch.outer(((self.left @ left) * left).sum(0), ((self.right @ right) * right).sum(0))
-
-    def eigenvalues(self) -> Tensor:
-        return torch.outer(*(torch.linalg.eigvalsh(m).clamp(min=0) for m in self)).flatten()
-
-
-class _Rotated(NamedTuple):
-    """The precision that is diagonal, `[rows, columns]`, in two bases, or, without them, as it is."""
-
-    precision: Tensor
-    bases: tuple[Tensor, Tensor] | None = None
-
-    def partial_traces(self) -> tuple[Tensor, Tensor]:
-        rows, columns = self.precision.sum(1), self.precision.sum(0)
-        if self.bases is None:
-            return rows.diag(), columns.diag()
-        left, right = self.bases
-        return (left * rows) @ left.T, (right * columns) @ right.T
-
-    def diagonal(self, left: Tensor, right: Tensor) -> Tensor:
-        if self.bases is not None:
-            left, right = self.bases[0].T @ left, self.bases[1].T @ right
-        return left.square().T @ self.precision @ right.square()
-
-    def eigenvalues(self) -> Tensor:
-        return self.precision.flatten()
-
-
-Term = _Product | _Rotated
-
-
-def _vector(matrices: Tensor, bias: int) -> Tensor:
-    """Matrices `[..., rows, columns]` as vectors; with a bias, their last column comes last."""
-    parts = matrices.split([matrices.shape[-1] - bias, bias], -1)
-    return torch.cat([part.flatten(-2) for part in parts], -1)
-
-
-class Block(nn.Module):
-    """A zero-mean normal over consecutive weights, seen as a matrix: left (std * z) right^T, z ~ N(0, I).
-
-    A layer is the matrix `[out, in + 1]` of its weight and bias; a full covariance is one row; without bases
-    the weights are independent. Before `settle` the standard deviations are 0.
-
-    Args:
-        rows: Rows of the matrix.
-        columns: Its columns.
-        bias: Whether the last column is a bias, which follows the weight in the vector.
-        rotated: Whether there are bases.
-    """
-
-    std: Tensor
-    left: Tensor
-    right: Tensor
-
-    def __init__(self, rows: int, columns: int, bias: bool = False, rotated: bool = False) -> None:
-        super().__init__()
-        self.bias, self.rotated, self.size = int(bias), rotated, rows * columns
-        self.register_buffer("std", torch.zeros(rows, columns))
-        if rotated:
-            self.register_buffer("left", torch.eye(rows))
-            self.register_buffer("right", torch.eye(columns))
-
-    def matrix(self, vectors: Tensor) -> Tensor:
-        """Vectors `[..., rows * columns]` as matrices."""
-        rows, inputs = self.std.shape[0], self.std.shape[1] - self.bias
-        weight, bias = vectors.split([rows * inputs, rows * self.bias], -1)
-        return torch.cat([weight.unflatten(-1, (rows, inputs)), bias.unflatten(-1, (rows, self.bias))], -1)
-
-    def vector(self, matrices: Tensor) -> Tensor:
-        """Matrices `[..., rows, columns]` as vectors."""
-        return _vector(matrices, self.bias)
-
-    def settle(self, own: Term, prior: Term) -> None:
-        """Takes the sum of two precisions, in float64, as its own."""
-        if self.rotated:
-            traces = zip(own.partial_traces(), prior.partial_traces(), strict=True)
-            left, right = (torch.linalg.eigh(a + b)[1] for a, b in traces)
-            precision = own.diagonal(left, right) + prior.diagonal(left, right)
-            self.left.copy_(left)
-            self.right.copy_(right)
-        else:
-            assert isinstance(own, _Rotated)
-            assert isinstance(prior, _Rotated)
-            precision = own.precision + prior.precision
-        self.std.copy_(precision.rsqrt())
-
-    def term(self) -> _Rotated:
-        """Its precision."""
-        bases = (self.left.double(), self.right.double()) if self.rotated else None
-        return _Rotated(self.std.double().square().reciprocal(), bases)
-
-    def colour(self, noise: Tensor) -> Tensor:
-        """Draws `[S, rows * columns]` from as much standard normal noise."""
-        draws = self.std * self.matrix(noise)
-        return self.vector(self.left @ draws @ self.right.T if self.rotated else draws)
-
-    def variance(self) -> Tensor:
-        """Variance of every weight `[rows * columns]`."""
-        variance = self.std.square()
-        if self.rotated:
-            variance = self.left.square() @ variance @ self.right.square().T
-        return self.vector(variance)
-
-    def log_prob(self, deviations: Tensor) -> Tensor:
-        """Log density at deviations from the mean `[S, rows * columns]`, `[S]`."""
-        matrices = self.matrix(deviations)
-        if self.rotated:
-            matrices = self.left.T @ matrices @ self.right
-        constant = self.std.log().sum() + 0.5 * self.size * math.log(2 * math.pi)
-        return -0.5 * (matrices / self.std).square().sum((-2, -1)) - constant
-
-
-class Blocks(Distribution):
-    """A normal over all weights, its blocks independent of each other, over the ravelled vector `[d]`.
-
-    Args:
-        loc: Mean `[d]`.
-        blocks: In the order of the weights.
-    """
-
-    arg_constraints: dict[str, constraints.Constraint] = {}
-
-    def __init__(self, loc: Tensor, blocks: Sequence[Block]) -> None:
-        self.loc, self.blocks = loc, list(blocks)
-        super().__init__(Size(), loc.shape, validate_args=False)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Log density of vectors `[S, d]`, `[S]`, in nats."""
-        parts = (value - self.loc).split([b.size for b in self.blocks], -1)
-        return torch.stack([b.log_prob(part) for b, part in zip(self.blocks, parts, strict=True)]).sum(0)
-
-
-# ------------------------------------------------------------------------------------------------- method
 
 
 class Laplace(Method):
@@ -359,20 +211,21 @@ class Laplace(Method):
 
     def finish_fit(self, loader: Iterable[Batch]) -> None:
         """Sums the curvature over all examples once, adds the prior's precision, and inverts."""
-        own, before = self._curvature(loader), self._prior_terms()
+        own = self._curvature(loader)
         if self.tunes:
             choose = self._tune if self.settings.prior_precision == "tuned" else self._validate
             tuned = choose(own)
             self.tuned_precision.fill_(tuned)
-            before = self._isotropic(tuned)
-        self._settle(own, before)
+            self._settle(own, self._isotropic(tuned))
+        else:
+            self._settle(own, self._prior_terms())
 
     def _settle(self, own: Sequence[Term], before: Sequence[Term]) -> None:
         for block, term, given in zip(self.blocks, own, before, strict=True):
             block.settle(term, given)
 
-    def _isotropic(self, precision: float) -> list[_Rotated]:
-        return [_Rotated(torch.full_like(b.std, precision, dtype=torch.float64)) for b in self.blocks]
+    def _isotropic(self, precision: float) -> list[Rotated]:
+        return [Rotated(torch.full_like(b.std, precision, dtype=torch.float64)) for b in self.blocks]
 
     def _curvature(self, loader: Iterable[Batch]) -> list[Term]:
         """The Gauss-Newton matrix of the full training set, block by block, in float64."""
@@ -386,11 +239,11 @@ class Laplace(Method):
                     total += term
         factor = self.problem.num_train / rows
         if self.settings.curvature == "diagonal":
-            return [_Rotated(factor * sums[0][None])]
+            return [Rotated(factor * sums[0][None])]
         if self.settings.curvature == "full":
-            return [_Product(factor * sums[0].new_ones(1, 1), sums[0])]
+            return [Product(factor * sums[0].new_ones(1, 1), sums[0])]
         triples = zip(sums[::3], sums[1::3], sums[2::3], strict=True)
-        return [_Product(factor * g, a / count.clamp(min=1e-30)) for g, a, count in triples]
+        return [Product(factor * g, a / count.clamp(min=1e-30)) for g, a, count in triples]
 
     def _sums(self, piece: Batch) -> list[Tensor]:
         """What of some examples is added up: the diagonal, the matrix, or G, A and A's count per layer."""
@@ -402,7 +255,7 @@ class Laplace(Method):
         gradients = curvature.layer_gradients(self.network, self.layers, self.likelihood, piece)
         if self.settings.curvature == "diagonal":
             squares = zip(self.layers, (curvature.squares(a, g) for a, g in gradients), strict=True)
-            return [torch.cat([_vector(s, layer.bias is not None) for layer, s in squares])]
+            return [torch.cat([as_vectors(s, layer.bias is not None) for layer, s in squares])]
         sums = []
         weights = piece.weights if piece.weights is not None else piece.inputs.new_ones(len(piece.inputs))
         for a, g in gradients:
@@ -424,13 +277,13 @@ class Laplace(Method):
         joint = self.prior.get(JOINT)
         if isinstance(joint, MultivariateNormal):
             precision = torch.cholesky_inverse(joint.scale_tril.double())
-            return [_Product(precision.new_ones(1, 1), precision)]
+            return [Product(precision.new_ones(1, 1), precision)]
         if isinstance(joint, Blocks):
             return [block.term() for block in joint.blocks[-len(self.blocks) :]]
         stds = torch.cat([self.prior[name].stddev.flatten() for name in self.names])
         precisions = stds.double().square().reciprocal()
         parts = precisions.split([b.size for b in self.blocks])
-        return [_Rotated(b.matrix(part)) for b, part in zip(self.blocks, parts, strict=True)]
+        return [Rotated(b.matrix(part)) for b, part in zip(self.blocks, parts, strict=True)]
 
     def _tune(self, own: Sequence[Term]) -> float:
         """The precision t that maximises the evidence, log N(w* | 0, 1/t) - (1/2) log det (curvature + t).
