@@ -5,7 +5,8 @@ under each of them. How S is walked is private to this file and chosen by measur
 
     stacked   one batched matrix product per layer; networks that are plain stacks of linear layers, no hooks
     grouped   one convolution per layer, in S groups; plain stacks with convolutions, where it is asked for
-    loop      one sample after another through `torch.func.functional_call`, images in channels-last order
+    loop      one sample after another through `torch.func.functional_call`, images in channels-last order;
+              plain stacks without gradients layer by layer, since none has to keep what the next writes over
     vmap      `torch.func.vmap`; never chosen by default
 
 All walks see the same weights and give the same outputs and gradients.
@@ -196,6 +197,10 @@ def forward(network: nn.Module, weights: Weights, inputs: Tensor, walk: Walk | N
         if layers is None:
             raise ValueError("the grouped walk needs a plain stack of convolutions; take the loop")
         return _grouped(layers, weights, inputs)
+    if walk == "loop" and not torch.is_grad_enabled() and not are_transformed([inputs, *weights.values()]):
+        layers = layers or conv_stack(network, inputs)
+        if layers is not None:
+            return torch.stack([_in_place(layers, w, inputs) for w in _unstack(weights)])
     kept = _buffers_of_type(network, weights)
     if walk == "vmap":
         return vmap(lambda w: functional_call(network, {**kept, **w}, (inputs,)))(dict(weights))
@@ -402,6 +407,35 @@ def _fits(weights: Weights, inputs: Tensor) -> bool:
     widest = max(w.shape[1] for w in weights.values())
     samples = len(next(iter(weights.values())))
     return samples * len(inputs) * widest <= _LARGEST_STACK
+
+
+def _in_place(layers: list[tuple[str, nn.Module]], weights: Weights, inputs: Tensor) -> Tensor:
+    """Outputs `[B, ...]` of a plain stack under one sample `[*shape]`, bit by bit those of its layers."""
+    hidden, own = inputs, False  # whether the inputs are behind
+    for name, layer in layers:
+        if type(layer) in (nn.Linear, nn.Conv2d):
+            weight, bias, own = weights[f"{name}.weight"], weights.get(f"{name}.bias"), True
+            if type(layer) is nn.Linear:
+                hidden = functional.linear(hidden, weight, bias)
+            else:
+                how: tuple[Any, ...] = (layer.stride, layer.padding, layer.dilation)
+                hidden = functional.conv2d(hidden, weight, bias, *how)
+        elif own and type(layer) is nn.ReLU:
+            hidden = hidden.relu_()
+        elif type(layer) is nn.MaxPool2d and hidden.device.type == "cpu" and _halves(layer):
+            # torch's own also finds where the maxima lie, and takes longer than a convolution of few maps.
+            rows, columns = (size // 2 * 2 for size in hidden.shape[2:])
+            hidden = torch.maximum(hidden[:, :, 0:rows:2], hidden[:, :, 1:rows:2])
+            hidden = torch.maximum(hidden[..., 0:columns:2], hidden[..., 1:columns:2])
+        else:
+            hidden = layer(hidden)
+    return hidden
+
+
+def _halves(layer: nn.MaxPool2d) -> bool:
+    sizes = [layer.kernel_size, layer.stride, layer.padding, layer.dilation]
+    pairs = [size if isinstance(size, tuple) else (size, size) for size in sizes]
+    return pairs == [(2, 2), (2, 2), (0, 0), (1, 1)] and not layer.ceil_mode and not layer.return_indices
 
 
 def _grouped(layers: list[tuple[str, nn.Module]], weights: Weights, images: Tensor) -> Tensor:

@@ -135,6 +135,57 @@ def test_walks_agree_in_outputs_and_gradients(make, num_samples, dtype):
             torch.testing.assert_close(ours, theirs, **TOLERANCE[dtype])
 
 
+def pools_of_all_kinds():
+    """Maps of 9 x 7, which no pool halves without a rest; one pool overlaps, one rounds up, one has a rim."""
+    return nn.Sequential(
+        *(
+            nn.ReLU(),
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(4, 4, 3, padding=1),
+        ),
+        *(nn.MaxPool2d(2, stride=1), nn.Tanh(), nn.MaxPool2d(2, padding=1), nn.MaxPool2d(2, ceil_mode=True)),
+        *(nn.Flatten(), nn.ReLU(), nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)),
+    )
+
+
+@pytest.mark.parametrize("num_samples", [1, 3])
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: networks.lenet(), (1, 28, 28)),
+        (lambda: networks.small_cnn(3, channels=4), (3, 8, 8)),
+        (pools_of_all_kinds, (3, 9, 7)),
+        (
+            lambda: nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)),
+            (1, 2, 3),
+        ),
+    ],
+)
+def test_predictions_in_place_are_those_of_the_layers_to_the_last_bit(monkeypatch, make, shape, num_samples):
+    """Inputs keep their values: a rectifier that comes first does not write over them."""
+    monkeypatch.setattr(weights, "_LARGEST_STACK", 0)
+    taken = []
+    genuine = weights._in_place
+    monkeypatch.setattr(weights, "_in_place", lambda *a: taken.append(1) or genuine(*a))
+    torch.manual_seed(0)
+    network, inputs = make(), torch.randn(5, *shape)
+    inputs[0, 0, 0, 0] = float("nan")
+    before = inputs.clone()
+    stacked = {n: torch.randn(num_samples, *p.shape) for n, p in network.named_parameters()}
+    with torch.no_grad():
+        layer_by_layer = plain(network, stacked, weights.channels_last(inputs))
+        found = forward(network, stacked, inputs)
+    assert len(taken) == num_samples
+    assert found[:, 0].isnan().all()
+    torch.testing.assert_close(found, layer_by_layer, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(inputs, before, rtol=0, atol=0, equal_nan=True)
+    with torch.enable_grad():
+        forward(network, stacked, inputs)
+    assert len(taken) == num_samples
+
+
 @pytest.mark.parametrize("walk", [None, "loop", "vmap", "stacked"])
 def test_images_into_a_linear_stack_are_flattened(walk):
     network, stacked, inputs = case(small_mlp, 3)
