@@ -23,7 +23,7 @@ from bench.settings import Positive, settings
 from bench.weights import forward
 
 NAMES: dict[str, dict[str, object]] = {"map": {}, "deep_ensemble": {"members": 3}}
-SEARCH = {"learning_rate": (1e-4, 1e-1, "log")}
+SEARCH = {"learning_rate": (1e-4, 1.0, "log")}
 
 
 @settings

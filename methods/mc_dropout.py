@@ -31,7 +31,7 @@ from bench.settings import Count, Positive, Share, settings
 from bench.weights import blocks, channels_last
 
 NAMES: dict[str, dict[str, object]] = {"mc_dropout": {}}
-SEARCH = {"learning_rate": (1e-4, 1e-1, "log"), "rate": (0.05, 0.6, "linear")}
+SEARCH = {"learning_rate": (1e-4, 1e-1, "log"), "rate": (0.01, 0.9, "linear")}
 
 
 @settings

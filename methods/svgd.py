@@ -34,7 +34,7 @@ from bench.weights import forward, unravel
 
 NAMES: dict[str, dict[str, object]] = {"svgd": {}}
 PRESETS = {"smoke": {"particles": 5}}
-SEARCH = {"learning_rate": (1e-4, 1e-1, "log")}
+SEARCH = {"learning_rate": (1e-4, 1.0, "log")}
 
 
 @settings
