@@ -24,15 +24,15 @@ class Product(NamedTuple):
     right: Tensor
 
     def partial_traces(self) -> tuple[Tensor, Tensor]:
-        """Its trace over the columns `[rows, rows]`, and over the rows `[columns, columns]`."""
+        """Traces of the precision over the columns `[rows, rows]`, and over the rows `[columns, columns]`."""
         return self.left * self.right.trace(), self.right * self.left.trace()
 
     def diagonal(self, left: Tensor, right: Tensor) -> Tensor:
-        """Its diagonal `[rows, columns]` in the bases given as columns."""
+        """Diagonal of the precision `[rows, columns]` in the bases given as columns."""
         return torch.outer(((self.left @ left) * left).sum(0), ((self.right @ right) * right).sum(0))
 
     def eigenvalues(self) -> Tensor:
-        """All `[rows * columns]`, none below 0."""
+        """Eigenvalues of the precision `[rows * columns]`, none below 0."""
         return torch.outer(*(torch.linalg.eigvalsh(m).clamp(min=0) for m in self)).flatten()
 
 
@@ -43,7 +43,7 @@ class Rotated(NamedTuple):
     bases: tuple[Tensor, Tensor] | None = None
 
     def partial_traces(self) -> tuple[Tensor, Tensor]:
-        """As of `Product`."""
+        """Traces of the precision over the columns `[rows, rows]`, and over the rows `[columns, columns]`."""
         rows, columns = self.precision.sum(1), self.precision.sum(0)
         if self.bases is None:
             return rows.diag(), columns.diag()
@@ -51,13 +51,13 @@ class Rotated(NamedTuple):
         return (left * rows) @ left.T, (right * columns) @ right.T
 
     def diagonal(self, left: Tensor, right: Tensor) -> Tensor:
-        """Its diagonal `[rows, columns]` in the bases given as columns."""
+        """Diagonal of the precision `[rows, columns]` in the bases given as columns."""
         if self.bases is not None:
             left, right = self.bases[0].T @ left, self.bases[1].T @ right
         return left.square().T @ self.precision @ right.square()
 
     def eigenvalues(self) -> Tensor:
-        """All `[rows * columns]`, none below 0."""
+        """Eigenvalues of the precision `[rows * columns]`, none below 0."""
         return self.precision.flatten()
 
 
@@ -120,7 +120,7 @@ class Block(nn.Module):
         self.std.copy_(precision.rsqrt())
 
     def term(self) -> Rotated:
-        """Its precision."""
+        """Precision of the normal, in float64."""
         bases = (self.left.double(), self.right.double()) if self.rotated else None
         return Rotated(self.std.double().square().reciprocal(), bases)
 
