@@ -500,6 +500,23 @@ def test_run_that_is_replaced_has_new_lines_and_the_old_bytes_stay_in_the_histor
     assert "records/one/m/seed0/arrays.safetensors" not in manifest.read(project)
 
 
+@pytest.mark.parametrize("of_another", [False, True])
+def test_file_that_its_submission_names_no_more_has_no_line(project, of_another):
+    """As of a run that was replaced by one without arrays, be it that another run has the same bytes."""
+    committing.commit("why", project)
+    gone, *stay = (f"submissions/my-method/{run}/arrays.safetensors" for run in CONTENT)
+    files = {f"{run}/arrays.safetensors": digest for run, digest in DIGESTS.items()}
+    del files["t/m/seed0/arrays.safetensors"]
+    if of_another:
+        files["t/m/seed2/arrays.safetensors"] = DIGESTS["t/m/seed0"]
+    test_submission.write(project / "submissions" / "my-method", files=files)
+    put(project, "records/one/m/seed2", {"curves.csv": b"curve,series,x,value\n"})
+    committing.commit("one without", project)
+    lines = manifest.read(project)
+    assert gone not in lines
+    assert {*stay} <= lines.keys()
+
+
 def test_what_equals_the_arrays_of_an_older_run_takes_nothing_from_it(project):
     """Two submissions and a record with the same arrays: each has lines of its own, and goes alone."""
     shared = CONTENT["t/m/seed0"]

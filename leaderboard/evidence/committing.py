@@ -16,7 +16,16 @@ from pathlib import Path
 from bench.errors import BenchError, UsageError
 from bench.leaderboard.evidence import history, manifest
 from bench.leaderboard.evidence.manifest import ROOT, Line
-from bench.leaderboard.evidence.store import ARRAYS, CURVES, ProgressCallback, kept, name_of, named, sha256
+from bench.leaderboard.evidence.store import (
+    ARRAYS,
+    CURVES,
+    ProgressCallback,
+    kept,
+    listed,
+    name_of,
+    named,
+    sha256,
+)
 from bench.system.files import write, writing
 from bench.text import one_line
 
@@ -99,7 +108,8 @@ def _all_lines(root: Path, files: list[Path], new: list[Line]) -> list[Line]:
 
     A run is replaced if a file of it lies in the tree, or if a new line gives one of its files another
     digest. A run whose arrays equal those of a new one is not: it only shares their object. What a submission
-    shares with another run gets a line of its own, so that it stays when the other goes.
+    shares with another run gets a line of its own, so that it stays when the other goes. A file that its
+    submission names no more has none: a run may be replaced by one that diverged, which has no arrays.
     """
     old = manifest.read(root)
     beside_their_record = [path.parent for path in files if not path.is_relative_to(root / "store")]
@@ -107,18 +117,26 @@ def _all_lines(root: Path, files: list[Path], new: list[Line]) -> list[Line]:
     replaced |= {_run(line) for line in new if line.path in old and old[line.path].digest != line.digest}
     lines = {line.path: line for line in new}
     for path, line in old.items():
-        if _run(line) not in replaced and (root / _run(line) / "record.json").exists():
+        if _run(line) not in replaced and _has_still(path, root):
             lines.setdefault(path, line)
     held = {line.digest: line for line in [*old.values(), *new]}
     for entry in named(root).values():
         for path in (at.relative_to(root).as_posix() for at in entry.beside):
-            if entry.digest in held and path.startswith("submissions/"):
+            if entry.digest in held and path.startswith("submissions/") and _has_still(path, root):
                 lines.setdefault(path, held[entry.digest]._replace(path=path))
     return list(lines.values())
 
 
 def _run(line: Line) -> str:
     return line.path.rpartition("/")[0]
+
+
+def _has_still(path: str, root: Path) -> bool:
+    """Whether the run of a file is there and, if it lies in a submission, has the file still."""
+    folder, slug, name = path.split("/", 2)
+    if not (root / path).with_name("record.json").exists():
+        return False
+    return folder != "submissions" or name in listed(root / folder / slug)
 
 
 def _is_tracked(root: Path, name: str) -> bool:
