@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import test_store
 import test_submission
 from plans import resolved
 
@@ -15,9 +16,10 @@ import bench
 from bench import cli
 from bench.data import array_digest
 from bench.errors import Diverged, OutputError, UsageError
-from bench.leaderboard.evidence import entries, store, submission, submitting
+from bench.leaderboard.evidence import committing, entries, manifest, store, submission, submitting
 from bench.runs import records
 from bench.runs.folders import gather
+from bench.system import places
 
 WORDS = {
     "authors": ["A. Author", "B. Author"],
@@ -115,15 +117,23 @@ def test_submission_is_submitted_again(good, tmp_path):
     assert contents(submit(first, tmp_path / "b" / "mine")) == contents(first)
 
 
-def test_diverged_runs_count(runs, tmp_path):
+def diverged(runs, seed):
+    """Makes a run one that diverged."""
     with pytest.raises(Diverged):
-        bench.run("toys:TurnsNaN", "split_digits", seed=1, task_settings={"epochs": 1}, out=tmp_path / "nan")
-    (path,) = (tmp_path / "nan").rglob("record.json")
+        bench.run(
+            "toys:TurnsNaN", "split_digits", seed=1, task_settings={"epochs": 1}, out=runs.parent / "nan"
+        )
+    (path,) = (runs.parent / "nan").rglob("record.json")
     lost = json.loads(path.read_text())
     parts = {name: lost[name] for name in ("status", "reason", "metrics", "undefined")}
-    change(run_of(runs, 1), provenance={"arrays_digest": None}, **parts)
-    (run_of(runs, 1) / "arrays.safetensors").unlink()
-    (run_of(runs, 1) / "files.json").unlink()
+    run = run_of(runs, seed)
+    change(run, provenance={"arrays_digest": None}, **parts)
+    (run / "arrays.safetensors").unlink()
+    (run / "files.json").unlink()
+
+
+def test_diverged_runs_count(runs, tmp_path):
+    diverged(runs, 1)
     files = submission.read(submit(runs, tmp_path / "mine")).files
     assert "split_digits/map/seed1/record.json" in files
     assert "split_digits/map/seed1/arrays.safetensors" not in files
@@ -421,18 +431,15 @@ def test_seeds_join_and_all_is_as_if_it_were_submitted_at_once(good, runs, three
         runs, tmp_path / "once" / "mine", WORDS | {"tuning_budget": 7, "code": "https://example.org"}
     )
     drop(runs, 0, 1, 2)
-    assert add(runs, three) == three
+    assert add(runs, three) == ["added: map on split_digits, 1 run to 3"]
     assert contents(three) == contents(once)
     assert len(list(submission.runs_in(three))) == 4
 
 
 def test_methods_join_and_words_that_are_given_replace_those_that_were(runs, three):
-    other = resolved("map", "split_digits", method_settings={"learning_rate": 0.5})
-    for seed in range(3):
-        parts = {"identity": "map+learning_rate=0.5", "settings": vars(other.method_settings)}
-        change(run_of(runs, seed), method=parts)
     before = contents(three)
-    found = submission.read(add(runs, three, {"tuning_budget": 9}))
+    add(at_another_rate(runs), three, {"tuning_budget": 9})
+    found = submission.read(three)
     assert {run.parent.name for run in submission.runs_in(three)} == {"map", "map+learning_rate=0.5"}
     assert (found.tuning_budget, found.authors, found.code) == (9, WORDS["authors"], "https://example.org")
     after = contents(three)
@@ -459,9 +466,13 @@ ADDED_REFUSED = {
         lambda runs: change(run_of(runs, 3), seed=4),
         "has the seeds 0, 1, 2, 4: they must be 0, 1, 2 and so on",
     ),
-    "a seed that is there": (
-        lambda runs: change(run_of(runs, 3), seed=1),
-        "are both seed 1 of map on split_digits: hand in one",
+    "one of the seeds made again": (
+        lambda runs: change(run_of(runs, 3), seed=1, seconds=1.0),
+        "map on split_digits is replaced as a whole: give its seeds 0, 2 too",
+    ),
+    "a seed twice": (
+        lambda runs: shutil.copytree(run_of(runs, 3), runs / "twice"),
+        "are both seed 3 of map on split_digits: hand in one",
     ),
     "too few seeds of another method": (
         lambda runs: change(run_of(runs, 3), method={"identity": "map+width=2"}, seed=0),
@@ -487,7 +498,8 @@ def test_nothing_else_sees_an_added_run_of_another_state_of_the_method(more, thr
     """The cheat: old seeds are kept beside new ones without a look at both together."""
     change(run_of(more, 3), provenance={"method_file_hash": "0" * 64})
     monkeypatch.setattr(submitting, "_must_belong_together", lambda found: None)
-    assert len(list(submission.runs_in(add(more, three)))) == 4
+    add(more, three)
+    assert len(list(submission.runs_in(three))) == 4
 
 
 def test_arrays_that_the_history_has_are_not_written_again(more, three, tmp_path, monkeypatch):
@@ -497,9 +509,157 @@ def test_arrays_that_the_history_has_are_not_written_again(more, three, tmp_path
     monkeypatch.setattr(
         store, "_file", lambda run, *how: kept if run == (three / name).parent else found(run, *how)
     )
-    assert submission.read(add(more, three)).files[name] == digest
+    add(more, three)
+    assert submission.read(three).files[name] == digest
     assert not (three / name).exists()
     assert (three / name.replace("seed1", "seed3")).exists()
+
+
+def remade(runs):
+    """All seeds made again: each has the predictions that another had."""
+    for seed, run in enumerate([run_of(runs, seed) for seed in range(3)]):
+        change(run, seed=(seed + 1) % 3)
+        run.rename(run.with_name(f"again-seed{(seed + 1) % 3}"))
+    return runs
+
+
+def at_another_rate(runs):
+    """The runs as those of another method."""
+    settings = vars(resolved("map", "split_digits", method_settings={"learning_rate": 0.5}).method_settings)
+    for run in gather([runs])[0]:
+        change(run.directory, method={"identity": "map+learning_rate=0.5", "settings": settings})
+    return runs
+
+
+def call(capsys, runs, to, *options):
+    """Exit code and lines on standard error of `bench submit --add`."""
+    code = cli.main(["submit", str(runs), "--to", str(to), "--add", *map(str, options)])
+    return code, capsys.readouterr().err.splitlines()
+
+
+@pytest.fixture
+def both(good, tmp_path):
+    """A submission of two methods."""
+    other = at_another_rate(Path(shutil.copytree(good, tmp_path / "other")))
+    return submitting.submit(gather([good, other])[0], tmp_path / "mine", WORDS)
+
+
+def test_method_that_ran_again_is_replaced_and_all_else_stays(runs, both, tmp_path, capsys):
+    before = contents(both)
+    again(remade(runs), 1, 3)
+    code, lines = call(capsys, runs, both)
+    assert (code, lines[0]) == (0, "bench: replaced: map on split_digits, 3 runs by 4")
+    at_once = submitting.submit(gather([runs, tmp_path / "other"])[0], tmp_path / "once" / "mine", WORDS)
+    assert contents(both) == contents(at_once)
+    after = {name: content for name, content in contents(both).items() if name in before}
+    moved = {name for name in after if after[name] != before[name]} - {"submission.json"}
+    assert moved == {
+        f"split_digits/map/seed{seed}/{name}" for seed in range(3) for name in submission.RUN_FILES
+    }
+
+
+def test_arrays_of_a_run_that_is_replaced_by_one_without_are_gone(runs, both, capsys):
+    remade(runs)
+    diverged(runs, 1)
+    assert call(capsys, runs, both)[1][0] == "bench: replaced: map on split_digits, 3 runs by 3"
+    assert contents(both).keys() == {"submission.json", *submission.read(both).files}
+    assert not (both / "split_digits/map/seed1/arrays.safetensors").exists()
+
+
+def test_only_what_is_new_comes_into_the_tree_and_the_history_reads_all_of_it(
+    runs, both, tmp_path, capsys, monkeypatch
+):
+    """A project whose arrays are in its history: of two methods one ran again, and diverged once."""
+    top = tmp_path / "project"
+    home = test_store.at_home(top, monkeypatch)
+    monkeypatch.setattr(places, "CACHE_ROOT", tmp_path / "cache")
+    mine = Path(shutil.move(both, home / "submissions" / "mine"))
+    test_store.put(home, "records/one/m/seed0", {})
+    test_store.git(top, "init", "-q")
+    test_store.git(top, "config", "user.name", "a")
+    test_store.git(top, "config", "user.email", "a@b")
+    assert committing.commit("first", home) == 6
+    remade(runs)
+    diverged(runs, 1)
+    code, lines = call(capsys, runs, mine)
+    assert (code, lines[0]) == (0, "bench: replaced: map on split_digits, 3 runs by 3")
+    new = {mine / f"split_digits/map/seed{seed}/arrays.safetensors" for seed in (0, 2)}
+    assert {*mine.rglob("arrays.safetensors")} == new
+    assert committing.commit("one again", home) == 2
+    assert not [*mine.rglob("arrays.safetensors")]
+    assert call(capsys, runs, mine)[1][0] == "bench: there already: map on split_digits, 3 runs"
+    listed = submission.read(mine).files
+    arrays = {name: digest for name, digest in listed.items() if name.endswith("arrays.safetensors")}
+    assert len(arrays) == 5
+    assert {line.path: line.digest for line in manifest.read(home).values()} == {
+        f"submissions/mine/{name}": digest for name, digest in arrays.items()
+    }
+    for name, digest in arrays.items():
+        assert store.sha256(store.needed((mine / name).parent).read_bytes()) == digest
+
+
+def test_each_method_has_a_line(runs, three, tmp_path, capsys):
+    shutil.copytree(at_another_rate(Path(shutil.copytree(runs, tmp_path / "other"))), runs / "other")
+    change(run_of(runs, 0), seconds=1.0)
+    code, lines = call(capsys, runs, three)
+    assert (code, lines[:2]) == (
+        0,
+        [
+            "bench: replaced: map on split_digits, 3 runs by 3",
+            "bench: added: map+learning_rate=0.5 on split_digits, 3 runs",
+        ],
+    )
+
+
+def test_runs_that_are_there_change_nothing(good, three, tmp_path, capsys):
+    before = (three / "submission.json").stat()
+    code, lines = call(capsys, good, three)
+    assert (code, lines[0]) == (0, "bench: there already: map on split_digits, 3 runs")
+    assert (three / "submission.json").stat() == before
+    (tmp_path / "meta.toml").write_text("tuning_budget = 9\n")
+    code, lines = call(capsys, good, three, "--meta", tmp_path / "meta.toml")
+    assert (code, lines[0]) == (0, "bench: there already: map on split_digits, 3 runs")
+    assert submission.read(three).tuning_budget == 9
+
+
+def test_seeds_join_beside_runs_that_are_there_and_are_given_too(runs, three, capsys):
+    again(runs, 1, 3)
+    assert call(capsys, runs, three)[1][0] == "bench: added: map on split_digits, 1 run to 3"
+    assert len(list(submission.runs_in(three))) == 4
+
+
+@pytest.mark.parametrize(("left_out", "named"), [((2,), "2"), ((0, 1), "0, 1")])
+def test_fewer_seeds_than_there_are_replace_nothing(runs, three, capsys, left_out, named):
+    drop(remade(runs), *left_out)
+    before = contents(three)
+    assert call(capsys, runs, three) == (
+        2,
+        [f"bench: map on split_digits is replaced as a whole: give its seeds {named} too"],
+    )
+    assert contents(three) == before
+
+
+def test_nothing_else_sees_that_seeds_of_two_times_stand_together(runs, three, monkeypatch):
+    """The cheat: the best seeds are kept, the others are run again from other source."""
+    drop(remade(runs), 0, 1)
+    change(run_of(runs, 2), provenance={"source_hash": "0" * 64})
+    monkeypatch.setattr(submitting, "_changes", lambda before, given, coming: [])
+    add(runs, three)
+    found = [records.read_record(run).provenance.source_hash for run in submission.runs_in(three)]
+    assert len(set(found)) == 2
+
+
+def test_arrays_of_runs_that_go_need_not_be_at_hand(runs, both, capsys):
+    """Those of runs that stay need to be."""
+    gone, stays = (both / f"split_digits/{name}/seed1" for name in ("map", "map+learning_rate=0.5"))
+    (gone / "arrays.safetensors").unlink()
+    assert call(capsys, remade(runs), both)[0] == 0
+    assert (gone / "arrays.safetensors").exists()
+    (stays / "arrays.safetensors").unlink()
+    change(run_of(runs, 0), seconds=1.0)
+    code, lines = call(capsys, runs, both)
+    assert (code, len(lines)) == (2, 1)
+    assert "cannot read" in lines[0]
 
 
 def test_runs_that_stay_are_those_that_were_submitted(more, three):
@@ -536,7 +696,9 @@ def test_command_adds_without_asking_what_the_submission_says(more, three, monke
     monkeypatch.setattr("sys.stdin", Terminal(""))
     given = ["submit", str(more), "--to", str(three)]
     assert cli.main([*given, "--add"]) == 0
-    assert capsys.readouterr().out == f"{three}\n"
+    out, err = capsys.readouterr()
+    assert out == f"{three}\n"
+    assert err.splitlines()[0] == "bench: added: map on split_digits, 1 run to 3"
     assert len(list(submission.runs_in(three))) == 4
     assert cli.main([*given, "--add", "--force"]) == 2
     assert "not allowed with" in capsys.readouterr().err

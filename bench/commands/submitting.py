@@ -33,7 +33,8 @@ def submit(arguments: list[str]) -> None:
     older.add_argument(
         "--add",
         action="store_true",
-        help="add seeds, methods or tasks to the submission in that directory, whose runs and words stay",
+        help="add seeds, methods or tasks to the submission in that directory; a method that ran again on a "
+        "task is replaced there, and all else stays",
     )
     add_imports(parser)
     chosen = parser.parse_args(arguments)
@@ -49,10 +50,12 @@ def submit(arguments: list[str]) -> None:
         for key in submitting.QUESTIONS:
             if key not in words:
                 words[key] = _asked(key, submitting.QUESTIONS[key])
+    directory = Path(chosen.to)
     if chosen.add:
-        directory = submitting.add(found, Path(chosen.to), words)
+        for change in submitting.add(found, directory, words):
+            errors.print(f"bench: {change}", soft_wrap=True)
     else:
-        directory = submitting.submit(found, Path(chosen.to), words, chosen.force)
+        submitting.submit(found, directory, words, chosen.force)
     for sentence in lines(gather([directory])[0])[1]:
         errors.print(f"bench: {sentence}", soft_wrap=True)
     output.print(str(directory), soft_wrap=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tomllib
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +81,7 @@ def answer(key: str, text: str) -> Any:
     return None if text in ("", "none") else text
 
 
-def submit(
-    runs: Sequence[Found],
-    to: Path,
-    words: dict[str, Any],
-    force: bool = False,
-    elsewhere: Collection[str] = (),
-) -> Path:
+def submit(runs: Sequence[Found], to: Path, words: dict[str, Any], force: bool = False) -> Path:
     """Writes a submission of finished runs; returns its directory.
 
     Args:
@@ -95,67 +89,62 @@ def submit(
         to: The new directory; its name is the slug.
         words: Keys of `QUESTIONS`, and the slug, which must be the name of the directory.
         force: Replace an older directory.
-        elsewhere: Files that are named and not written, since the history has them.
 
     Raises:
         UsageError: If a run, or the runs together, cannot be handed in, or a word is wrong; in one line.
         OutputError: If it cannot be written; an older directory is then as it was.
     """
-    slug = to.resolve().name
-    if not SLUG.fullmatch(slug):
-        raise UsageError(f"--to {to}: its name is the slug, 1 to 64 of a-z, 0-9 and -")
-    if words.get("slug", slug) != slug:
-        raise UsageError(f"--to {to}: its name is the slug, and the slug given is {words['slug']}")
+    _must_be_said(words, to)
     _must_be_free(to, force)
-    if missing := [key for key in REQUIRED if key not in words]:
-        raise UsageError(f"what is missing: {', '.join(missing)}; write it into the file of --meta")
-    if (deceiving := next(hidden(words), None)) is not None:
-        raise UsageError(f"characters that are never printed: '{one_line(deceiving)}'")
     if not runs:
         raise UsageError("there is no run to submit")
-    found = [(run.directory, _record(run)) for run in runs]
-    _must_belong_together(found)
+    found = _by_name(runs)
     contents = _contents(found)
-    records = [record for _, record in found]
-    environments = {record.environment.model_dump_json(): record.environment for record in records}
-    manifest = _manifest(
-        words
-        | {
-            "schema_version": SCHEMA_VERSION,
-            "slug": slug,
-            "environments": [environments[key] for key in sorted(environments)],
-            "hours": round(sum(sorted(record.seconds for record in records)) / 3600, 4),
-            "files": {name: sha256(content) for name, content in sorted(contents.items())},
-        }
-    )
-    for directory, record in found:  # the slowest last
-        refuse(directory, record, code=words.get("code"))
-    written = {name: content for name, content in contents.items() if name not in elsewhere}
-    write_folder(to, written | {MANIFEST: manifest}, force)
+    write_folder(to, contents | {MANIFEST: _manifest(words, to, found, contents)}, force)
     return to
 
 
-def add(runs: Sequence[Found], to: Path, words: dict[str, Any]) -> Path:
-    """Writes a submission anew, its own runs and further ones; returns its directory.
+def add(runs: Sequence[Found], to: Path, words: dict[str, Any]) -> list[str]:
+    """Writes a submission anew, with further runs or with runs that were made again.
 
-    All of them together are held to what `submit` asks, so nothing new stands beside what was made otherwise.
+    Further seeds, methods and tasks join the runs that are there. Where one of them is there and is not the
+    same run, its method is replaced on its task: all runs of it go, and those that are given come. What stays
+    and what comes are held together to what `submit` asks, so nothing new stands beside what was made
+    otherwise. Arrays of runs that stay are named and not written where the history has them.
 
     Args:
-        runs: Further seeds, methods or tasks.
+        runs: What joins or replaces.
         to: The submission that is there.
         words: As of `submit`; where they say nothing the submission's own stay.
 
+    Returns:
+        For each method on each task that runs were given of, a line on what became of it.
+
     Raises:
-        UsageError: If there is no submission, a file of it is not the one that it names, or as `submit`.
+        UsageError: If there is no submission, a file of a run that stays is not the one that it names, a
+            method is to be replaced and one of its seeds is not given, or as `submit`.
         OutputError: As `submit`.
     """
     if not runs:
         raise UsageError("there is no run to add")
     manifest = submission.read(to)
-    staying = gather([(to / name).parent for name, _ in _files(to, manifest, STORE)])[0]
-    said = manifest.model_dump(include={"slug", *QUESTIONS})
-    elsewhere = {name for name in manifest.files if not (to / name).exists()}
-    return submit([*staying, *runs], to, said | words, True, elsewhere)
+    own = manifest.model_dump(include={"slug", *QUESTIONS})
+    words = own | words
+    _must_be_said(words, to)
+    given = _by_name(runs)
+    others = {_above(path) for path, _ in manifest.files.items() ^ _digests(_contents(given)).items()}
+    coming = {name: run for name, run in given.items() if name in others}
+    changes = _changes({_above(path) for path in manifest.files}, {*given}, {*coming})
+    if not coming and words == own:
+        return changes
+    staying = {path: digest for path, digest in manifest.files.items() if _above(path) not in coming}
+    contents = dict(_files(to, staying, STORE)) | _contents(coming)
+    found = _by_name(gather([(to / path).parent for path in staying])[0]) | coming
+    new = _manifest(words, to, found, contents)
+    in_history = {path for path in staying if not (to / path).exists()}
+    written = {path: content for path, content in contents.items() if path not in in_history}
+    write_folder(to, written | {MANIFEST: new}, force=True)
+    return changes
 
 
 def adopt(directory: Path, to: Path = SUBMISSIONS, store: Path = STORE, force: bool = False) -> Path:
@@ -176,7 +165,7 @@ def adopt(directory: Path, to: Path = SUBMISSIONS, store: Path = STORE, force: b
     new = to / manifest.slug
     _must_be_free(new, force)
     contents = {MANIFEST: (directory / MANIFEST).read_bytes()}
-    for name, content in _files(directory, manifest, store):
+    for name, content in _files(directory, manifest.files, store):
         if name.endswith(".safetensors"):
             keep(content, store)
         else:
@@ -186,6 +175,19 @@ def adopt(directory: Path, to: Path = SUBMISSIONS, store: Path = STORE, force: b
 
 
 # ------------------------------------------------------------------------------------------------- the runs
+
+
+def _by_name(runs: Sequence[Found]) -> dict[str, tuple[Path, Record]]:
+    """The runs by their names in the submission; refuses two of one name."""
+    found: dict[str, tuple[Path, Record]] = {}
+    for run in runs:
+        record = _record(run)
+        task, method, seed = record.task.identity, record.method.identity, record.seed
+        if (name := run_name(task, method, seed)) in found:
+            twice = f"{found[name][0]} and {run.directory}"
+            raise UsageError(f"{twice} are both seed {seed} of {method} on {task}: hand in one")
+        found[name] = run.directory, record
+    return found
 
 
 def _record(run: Found) -> Record:
@@ -208,30 +210,59 @@ def _record(run: Found) -> Record:
     return record
 
 
-def _must_belong_together(found: Sequence[tuple[Path, Record]]) -> None:
+def _changes(before: Set[str], given: Set[str], coming: Set[str]) -> list[str]:
+    """What runs do to a submission, a line for each method on each task of theirs.
+
+    Args:
+        before: Names of the runs that are there.
+        given: Those of the runs that are given.
+        coming: Of these, those that are not there, or are there as another run.
+
+    Raises:
+        UsageError: If runs of a method on a task are replaced, and others of it would stay.
+    """
+    said = []
+    for cell in sorted(set(map(_above, given))):
+        old, all_given, new = (
+            {name for name in names if _above(name) == cell} for names in (before, given, coming)
+        )
+        task, method = cell.split("/")
+        if not new:
+            said.append(f"there already: {method} on {task}, {_counted(all_given)}")
+        elif not new & old:
+            said.append(f"added: {method} on {task}, {_counted(new)}" + (f" to {len(old)}" if old else ""))
+        elif missing := old - all_given:
+            seeds = ", ".join(map(str, sorted(submission.seed_of(Path(name)) for name in missing)))
+            raise UsageError(f"{method} on {task} is replaced as a whole: give its seeds {seeds} too")
+        else:
+            said.append(f"replaced: {method} on {task}, {_counted(old)} by {len(all_given)}")
+    return said
+
+
+def _counted(runs: Set[str]) -> str:
+    return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
+
+
+def _must_belong_together(found: Mapping[str, tuple[Path, Record]]) -> None:
     """Refuses runs of which some were made otherwise than the others, and seeds that are not all there."""
     tasks, cells = defaultdict(list), defaultdict(list)
-    for directory, record in found:
-        tasks[record.task.identity].append((directory, record))
-        cells[record.task.identity, record.method.identity.replace("~", "-")].append((directory, record))
-    _must_be_one(found, "version of this package", lambda record: record.provenance.version)
+    for name, run in found.items():
+        task, method, _ = name.split("/")
+        tasks[task].append(run)
+        cells[task, method].append(run)
+    _must_be_one([*found.values()], "version of this package", lambda record: record.provenance.version)
     for own in tasks.values():
         _must_be_one(own, "version of the task", lambda record: record.task.version)
         _must_be_one(own, "digest of the task's data", lambda record: record.task.data_digest)
     for (task, method), own in cells.items():
         _must_be_one(own, "state of the method's file", lambda record: record.provenance.method_file_hash)
         _must_be_one(own, "set of the method's settings", lambda record: record.method.settings)
-        by_seed: dict[int, Path] = {}
-        for directory, record in own:
-            if record.seed in by_seed:
-                twice = f"{by_seed[record.seed]} and {directory}"
-                raise UsageError(f"{twice} are both seed {record.seed} of {method} on {task}: hand in one")
-            by_seed[record.seed] = directory
-        if sorted(by_seed) != list(range(len(by_seed))):
-            seeds = ", ".join(map(str, sorted(by_seed)))
-            raise UsageError(f"{method} on {task} has the seeds {seeds}: they must be 0, 1, 2 and so on")
-        if len(by_seed) < (least := task_of(own[0][1]).spec.min_seeds):
-            raise UsageError(f"{method} on {task} has {len(by_seed)} seeds: the board takes {least} or more")
+        seeds = sorted(record.seed for _, record in own)
+        if seeds != list(range(len(seeds))):
+            those = ", ".join(map(str, seeds))
+            raise UsageError(f"{method} on {task} has the seeds {those}: they must be 0, 1, 2 and so on")
+        if len(seeds) < (least := task_of(own[0][1]).spec.min_seeds):
+            raise UsageError(f"{method} on {task} has {len(seeds)} seeds: the board takes {least} or more")
 
 
 def _must_be_one(found: Sequence[tuple[Path, Record]], what: str, of: Any) -> None:
@@ -242,31 +273,57 @@ def _must_be_one(found: Sequence[tuple[Path, Record]], what: str, of: Any) -> No
             raise UsageError(f"{first} and {directory} are not of one {what}: run again what is older")
 
 
-def _contents(found: Sequence[tuple[Path, Record]]) -> dict[str, bytes]:
-    """The files of the runs by their names in the submission."""
+# ------------------------------------------------------------------------------------------------ the files
+
+
+def _contents(found: Mapping[str, tuple[Path, Record]]) -> dict[str, bytes]:
+    """The files of the runs by their paths in the submission."""
     contents = {}
-    for directory, record in found:
-        name = run_name(record.task.identity, record.method.identity, record.seed)
+    for name, (directory, record) in found.items():
         contents[f"{name}/record.json"] = as_kept(record, (directory / "record.json").read_bytes())
         if (arrays := run_arrays(directory)) is not None:
             contents[f"{name}/{ARRAYS}"] = arrays.read_bytes()
     return contents
 
 
-def _manifest(words: dict[str, Any]) -> bytes:
-    """`submission.json`."""
+def _digests(contents: Mapping[str, bytes]) -> dict[str, str]:
+    """The digest of each file, in order of the paths."""
+    return {path: sha256(contents[path]) for path in sorted(contents)}
+
+
+def _above(path: str) -> str:
+    """What a path in a submission lies in: a file in its run, a run in its method on its task."""
+    return path.rpartition("/")[0]
+
+
+def _manifest(
+    words: dict[str, Any], to: Path, found: Mapping[str, tuple[Path, Record]], contents: Mapping[str, bytes]
+) -> bytes:
+    """`submission.json`; refuses runs that cannot be handed in together, and words that it does not take."""
+    _must_belong_together(found)
+    records = [record for _, record in found.values()]
+    environments = {record.environment.model_dump_json(): record.environment for record in records}
+    stated = {
+        "schema_version": SCHEMA_VERSION,
+        "slug": to.resolve().name,
+        "environments": [environments[key] for key in sorted(environments)],
+        "hours": round(sum(sorted(record.seconds for record in records)) / 3600, 4),
+        "files": _digests(contents),
+    }
     try:
-        whole = Submission.model_validate({"paper": None, "code": None} | words)
+        whole = Submission.model_validate({"paper": None, "code": None} | words | stated)
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise UsageError(f"{where} {one_line(first['input'], 60)!r}: {one_line(first['msg'])}") from None
+    for directory, record in found.values():  # the slowest last
+        refuse(directory, record, code=words.get("code"))
     return (whole.model_dump_json(indent=2) + "\n").encode()
 
 
-def _files(directory: Path, manifest: Submission, store: Path) -> Iterator[tuple[str, bytes]]:
-    """The files that a manifest names, each as it names it; arrays may be in the store."""
-    for name, digest in manifest.files.items():
+def _files(directory: Path, files: Mapping[str, str], store: Path) -> Iterator[tuple[str, bytes]]:
+    """Files that a manifest names, each as it names it; arrays may be in the store."""
+    for name, digest in files.items():
         if len(parts := name.split("/")) != 4 or not all(NAME.fullmatch(part) for part in parts):
             raise UsageError(f"{directory / MANIFEST} names {one_line(name, 80)}, which is no file of a run")
         path = directory / name
@@ -279,6 +336,19 @@ def _files(directory: Path, manifest: Submission, store: Path) -> Iterator[tuple
         if sha256(content) != digest:
             raise UsageError(f"{path} is not the file that {MANIFEST} names: its sha256 is another")
         yield name, content
+
+
+def _must_be_said(words: dict[str, Any], to: Path) -> None:
+    """Refuses a directory whose name is no slug, and words that are missing or deceive."""
+    slug = to.resolve().name
+    if not SLUG.fullmatch(slug):
+        raise UsageError(f"--to {to}: its name is the slug, 1 to 64 of a-z, 0-9 and -")
+    if words.get("slug", slug) != slug:
+        raise UsageError(f"--to {to}: its name is the slug, and the slug given is {words['slug']}")
+    if missing := [key for key in REQUIRED if key not in words]:
+        raise UsageError(f"what is missing: {', '.join(missing)}; write it into the file of --meta")
+    if (deceiving := next(hidden(words), None)) is not None:
+        raise UsageError(f"characters that are never printed: '{one_line(deceiving)}'")
 
 
 def _must_be_free(directory: Path, force: bool) -> None:
