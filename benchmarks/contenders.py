@@ -18,6 +18,7 @@ Shapes: S weight samples, B examples.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -82,7 +83,7 @@ class Contender(Protocol):
         """Outputs `[S, B, C]`, one draw of the weights each."""
 
 
-class Torch:
+class Torch(ABC):
     """What contenders share whose model is a module that draws weights at every call; made by `model`.
 
     Args:
@@ -111,20 +112,28 @@ class Torch:
         """The fused Adam."""
         return optimizers.make(self.network.parameters(), "adam", LEARNING_RATE)
 
+    @abstractmethod
+    def step(self) -> None:
+        """One training step on the batch."""
+
+    def predict(self, inputs: Tensor, samples: int) -> Tensor:
+        """A forward pass per sample."""
+        with torch.no_grad():
+            return torch.stack([self.network(inputs) for _ in range(samples)])
+
+
+class ByLoss(Torch):
+    """Those of them whose step is one backward pass of a loss."""
+
+    @abstractmethod
     def loss(self) -> Tensor:
         """Of a training step."""
-        raise NotImplementedError
 
     def step(self) -> None:
         """Zero grad, loss, backward, optimiser."""
         self.optimizer.zero_grad(set_to_none=True)
         self.loss().backward()
         self.optimizer.step()
-
-    def predict(self, inputs: Tensor, samples: int) -> Tensor:
-        """A forward pass per sample."""
-        with torch.no_grad():
-            return torch.stack([self.network(inputs) for _ in range(samples)])
 
 
 def layered(network: nn.Sequential, linear: Any, convolution: Any) -> list[nn.Module]:
@@ -144,7 +153,7 @@ def layered(network: nn.Sequential, linear: Any, convolution: Any) -> list[nn.Mo
 # ---------------------------------------------------------------------------------------------------- floor
 
 
-class Floor(Torch):
+class Floor(ByLoss):
     """The plain network, S times the batch at once."""
 
     def __init__(self, work: Work) -> None:
@@ -204,7 +213,7 @@ class _BayesianTorchNetwork(nn.Module):
         return hidden, total
 
 
-class BayesianTorch(Torch):
+class BayesianTorch(ByLoss):
     """bayesian-torch."""
 
     # For S > 1 its gradient of rho is wrong (checked on 0.5.0 at S = 2 against autograd): every pass
@@ -242,7 +251,7 @@ class BayesianTorch(Torch):
         return torch.stack(outputs)
 
 
-class Blitz(Torch):
+class Blitz(ByLoss):
     """blitz-bayesian-pytorch."""
 
     package = "blitz-bayesian-pytorch"
@@ -261,7 +270,7 @@ class Blitz(Torch):
         return estimate(self.work.inputs, self.work.targets, self.work.loss, self.work.samples, 1 / NUM_TRAIN)
 
 
-class TorchUncertainty(Torch):
+class TorchUncertainty(ByLoss):
     """torch-uncertainty."""
 
     package = "torch-uncertainty"
