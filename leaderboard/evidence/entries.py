@@ -69,8 +69,6 @@ def add(run: Path, to: Path = RECORDS, force: bool = False) -> Path:
     if (size := sum(map(len, contents.values()))) > _LARGEST:
         raise UsageError(f"{run} has {size / 2**20:.1f} MiB of results; a committed record has at most 8")
     directory = to / record.task.identity / record.method.identity / f"seed{record.seed}"
-    if directory.exists() and not force:
-        raise UsageError(f"{directory} is there already: it is kept; --force replaces it")
     write_folder(directory, contents, force)
     return directory
 
