@@ -607,7 +607,7 @@ def shifted(method, task="shift_digits", seeds=5):
     return [read_record(directory_of(task, method, seed)).metrics for seed in range(seeds)]
 
 
-def test_no_method_is_known_to_lose_less_under_shift_than_a_tuned_plain_network():
+def test_svgd_alone_is_known_to_lose_less_under_shift_than_a_tuned_plain_network():
     plain, better, worse = shifted("map"), set(), set()
     for method in set(SHIFTED) - {"map"}:
         pairs = zip(plain, shifted(method), strict=True)
@@ -615,7 +615,10 @@ def test_no_method_is_known_to_lose_less_under_shift_than_a_tuned_plain_network(
         better |= {method} if low > 0 else set()
         worse |= {method} if high < 0 else set()
     assert len(SHIFTED) == 25
-    assert better == set()
+    assert better == {"svgd"}
+    ahead = [first["nll"] - second["nll"] for first, second in zip(plain, shifted("svgd"), strict=True)]
+    assert np.mean(ahead) == pytest.approx(0.051, abs=0.0005)
+    assert interval(ahead) == pytest.approx((0.007, 0.094), abs=0.0005)
     assert len(worse) == 16
     more = [
         method
@@ -627,16 +630,29 @@ def test_no_method_is_known_to_lose_less_under_shift_than_a_tuned_plain_network(
     assert round(np.mean([metrics["nll"] for metrics in plain]), 3) == 0.300
 
 
+def test_svgd_alone_is_known_to_find_shuffled_digits_better_than_a_tuned_plain_network():
+    gains = {
+        method: [
+            b["auroc_shuffled_entropy"] - a["auroc_shuffled_entropy"]
+            for a, b in zip(shifted("map"), shifted(method), strict=True)
+        ]
+        for method in set(SHIFTED) - {"map"}
+    }
+    assert [method for method, by in gains.items() if interval(by)[0] > 0] == ["svgd"]
+    assert np.mean(gains["svgd"]) == pytest.approx(0.051, abs=0.0005)
+    assert interval(gains["svgd"]) == pytest.approx((0.005, 0.098), abs=0.0005)
+
+
 def test_what_is_fitted_on_held_out_digits_does_not_hold_for_those_of_the_test():
     runs = [metrics for method in SHIFTED for metrics in shifted(method)]
     sharper = [m for m in runs if m["temperature"] is not None and m["temperature"] < 1]
-    assert sum(m["temperature"] is not None for m in runs) == 81
-    assert len(sharper) == 80
-    assert sum(m["nll_clean_scaled"] > m["nll_clean"] for m in sharper) == 64
-    assert sum(m["nll_scaled"] > m["nll"] for m in sharper) == 73
+    assert sum(m["temperature"] is not None for m in runs) == 79
+    assert len(sharper) == 79
+    assert sum(m["nll_clean_scaled"] > m["nll_clean"] for m in sharper) == 72
+    assert sum(m["nll_scaled"] > m["nll"] for m in sharper) == 75
     covered = [np.mean([m["conformal_coverage_clean"] for m in shifted(method)]) for method in SHIFTED]
     assert 0.77 < min(covered) < 0.79
-    assert 0.86 < max(covered) < 0.88
+    assert 0.81 < max(covered) < 0.83
 
 
 def test_brightness_alone_finds_noise_and_no_shuffled_image():
@@ -839,16 +855,18 @@ def place_and_spread(method):
     return np.array(found)
 
 
-def test_a_normal_at_the_mode_is_farther_off_than_the_mode():
-    """On diabetes: it lies where the mode does, and is twice as wide as the posterior."""
+def test_a_normal_at_the_mode_is_nearer_than_the_mode_once_both_are_searched():
+    """On diabetes: it lies nearer in each seed, and is wider than the posterior."""
     mode, normal = (distances("fidelity_diabetes", method) for method in ("map", "laplace"))
-    assert (normal > mode).all()
+    assert (normal < mode).all()
+    assert (mode - normal).mean() == pytest.approx(0.36, abs=0.005)
+    assert interval(mode - normal) == pytest.approx((-0.11, 0.83), abs=0.005)
     (mode_off, _), (off, wide) = (place_and_spread(method).T for method in ("map", "laplace"))
-    assert mode_off.mean() == pytest.approx(1.2, abs=0.05)
-    assert off.mean() == pytest.approx(1.2, abs=0.05)
-    assert wide.mean() == pytest.approx(2, abs=0.1)
+    assert mode_off.mean() == pytest.approx(0.67, abs=0.005)
+    assert off.mean() == pytest.approx(0.53, abs=0.006)
+    assert wide.mean() == pytest.approx(1.5, abs=0.05)
     assert place_and_spread("hmc").mean(0) == pytest.approx([0, 1], abs=0.1), "the exact one is told"
-    for curvature, mean in (("kronecker", 1.42), ("full", 1.61)):
+    for curvature, mean in (("diagonal", 0.85), ("full", 0.74)):
         assert distances("fidelity_diabetes", f"laplace+curvature={curvature}").mean() == pytest.approx(
             mean, abs=0.005
         )
@@ -863,7 +881,7 @@ def test_deep_ensembles_are_nearer_to_two_posteriors_than_one_network_is():
     shown = {task: interval(by) for (task, one), by in nearer.items() if interval(by)[0] > 0}
     assert shown.keys() == {"fidelity_toy", "fidelity_diabetes"}
     assert shown["fidelity_toy"] == pytest.approx((0.029, 0.122), abs=0.0005)
-    assert shown["fidelity_diabetes"] == pytest.approx((0.27, 0.64), abs=0.005)
+    assert shown["fidelity_diabetes"] == pytest.approx((0.125, 0.548), abs=0.0005)
     assert all(interval(by)[1] > 0 for by in nearer.values()), "no ensemble is farther"
 
 

@@ -122,10 +122,10 @@ def results(task: str) -> str:
     costs = ["gradients per step", "forward passes per image"] if work else []
     rows = []
     for task_identity, method_identity, group in groups(task):
-        if is_of_a_search(task, method_identity):
-            continue
+        if is_of_a_search(task, method_identity) or "joint=true" in task_identity:
+            continue  # pages have them in tables of their own
         if task == "split_mnist" and ("coreset" in task_identity or len(group) < 3):
-            continue  # docs/tasks/continual.md has them
+            continue  # likewise
         minutes = np.mean([record.seconds for _, record in group]) / 60
         disagree = any(mixed(record.diagnostics) is False for _, record in group)
         name = f"`{method_identity}`" + (" (chains disagree: no reference)" if disagree else "")
