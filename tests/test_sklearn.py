@@ -67,7 +67,7 @@ def test_scikit_learn_finds_an_estimator(cls, capsys):
     ],
 )
 def test_order_and_company_of_rows_move_predictions_by_rounding_alone(cls, data, method):
-    """To 1e-6 of their spread, which checks that may fail for it leave open; a seed moves them by far more."""
+    """To 1e-6 of their spread, which the checks that may fail leave open; a seed moves them by far more."""
     rows, targets = data
     fitted, other = (cls(**QUICK, random_state=seed).fit(rows, targets) for seed in (0, 1))
     predict = getattr(fitted, method)
