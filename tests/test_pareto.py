@@ -42,13 +42,15 @@ def test_seeds_on_several_machines_make_no_point(pareto, monkeypatch):
 def test_what_the_page_finds(pareto):
     """The sentences at its head; a front is from the cheapest to the best."""
     fronts = {(panel.task, panel.machine): panel.front for panel in pareto.panels()}
-    times = []
-    for task in ("fidelity_toy", "fidelity_iris", "fidelity_diabetes", "fidelity_digits"):
-        (front,) = (points for (of, _), points in fronts.items() if of == task)
-        seconds = {point.name: point.cost.seconds for point in front}
-        assert front[-1].name == "hmc"
-        times.append(seconds["hmc"] / seconds["sghmc"])
-    assert (round(min(times)), round(max(times))) == (8, 31)
+    times = {}
+    for panel in pareto.panels():
+        seconds = {point.name: point.cost.seconds for point in panel.points}
+        if panel.task.startswith("fidelity_") and {"hmc", "sghmc"} <= seconds.keys():
+            assert panel.front[-1].name == "hmc"
+            assert "sghmc" in {point.name for point in panel.front}
+            times[panel.task] = seconds["hmc"] / seconds["sghmc"]
+    assert times.keys() == {"fidelity_toy", "fidelity_iris", "fidelity_digits"}
+    assert (round(min(times.values())), round(max(times.values()))) == (8, 31)
     ends = sorted(task for (task, _), front in fronts.items() if front[-1].name == "deep_ensemble")
     images = ["retinopathy_synthetic", "shift_cifar10", "shift_digits", "shift_fashion_mnist"]
     assert ends == [*images, "text_topics"]
