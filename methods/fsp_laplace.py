@@ -40,8 +40,7 @@ from bench.energy import likelihood_term
 from bench.errors import UsageError
 from bench.families import curvature
 from bench.settings import Count, Positive, settings
-from bench.text import one_line
-from bench.weights import forward, linearised, linearises, ravel, unravel
+from bench.weights import forward, linearised, ravel, unravel
 
 NAMES: dict[str, dict[str, object]] = {"fsp_laplace": {}}
 PRESETS = {"smoke": {"context_points": 10}}
@@ -121,17 +120,11 @@ class FSPLaplace(Method):
             self.load_state_dict(start.state_dict())
 
     def _check_network(self) -> None:
-        """Refuses a network that cannot be linearised, or of other inputs or outputs."""
-        examples, reason = few(self.problem.train), ""
+        """Refuses a network that cannot be linearised, or of other inputs."""
+        examples = few(self.problem.train)
         if not examples.is_floating_point():
             raise UsageError("fsp_laplace: a kernel needs inputs that are numbers with a distance")
-        try:
-            if not linearises(self.network, examples):
-                reason = "an operation has no second one"
-        except (RuntimeError, NotImplementedError) as error:
-            reason = one_line(error, 100)
-        if reason:
-            raise UsageError(f"fsp_laplace: the network lacks a derivative that is needed ({reason})")
+        curvature.must_linearise("fsp_laplace", self.network, examples)
 
     def _count_outputs(self) -> int:
         with torch.no_grad():

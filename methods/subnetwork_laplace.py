@@ -37,8 +37,7 @@ from bench.errors import UsageError
 from bench.families import curvature
 from bench.priors import joined_normals
 from bench.settings import Positive, settings
-from bench.text import one_line
-from bench.weights import forward, linearised, linearises, ravel, unravel
+from bench.weights import forward, linearised, ravel, unravel
 
 NAMES: dict[str, dict[str, object]] = {"subnetwork_laplace": {}}
 PRESETS = {"smoke": {"largest": 20}}
@@ -77,23 +76,12 @@ class SubnetworkLaplace(Method):
         self._like = dict(self.network.named_parameters())
         if JOINT in self.prior or joined_normals(self.prior) is None:
             raise UsageError("subnetwork_laplace: the prior must be independent normals: pose another prior")
-        self._check_derivatives()
+        curvature.must_linearise("subnetwork_laplace", self.network, few(self.problem.train))
         size = min(settings.largest, sum(p.numel() for p in self._like.values()))
         self.register_buffer("chosen", torch.arange(size))
         self.register_buffer("root", torch.zeros(size, size))
         if start is not None:
             self.load_state_dict(start.state_dict())
-
-    def _check_derivatives(self) -> None:
-        """Refuses a network that cannot be linearised."""
-        examples, reason = few(self.problem.train), ""
-        try:
-            if not linearises(self.network, examples):
-                reason = "an operation has no second one"
-        except (RuntimeError, NotImplementedError) as error:
-            reason = one_line(error, 100)
-        if reason:
-            raise UsageError(f"subnetwork_laplace: the network lacks a derivative that is needed ({reason})")
 
     # ---- after training
 

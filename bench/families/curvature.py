@@ -21,6 +21,9 @@ from torch.func import functional_call, jacrev, vmap
 from torch.nn import functional
 
 from bench.contract import Batch, Likelihood
+from bench.errors import UsageError
+from bench.text import one_line
+from bench.weights import linearises
 
 _ROWS = 250
 """Examples whose curvature is computed at once."""
@@ -34,6 +37,22 @@ def pieces(batch: Batch) -> Iterator[Batch]:
     if batch.weights is not None:
         parts.append(batch.weights.split(_ROWS))
     return (Batch(*tensors) for tensors in zip(*parts, strict=True))
+
+
+def must_linearise(method: str, network: nn.Module, inputs: Tensor) -> None:
+    """Refuses a network that cannot be linearised at inputs `[B, ...]`.
+
+    Raises:
+        UsageError: In the name of the method, with what torch says.
+    """
+    reason = ""
+    try:
+        if not linearises(network, inputs):
+            reason = "an operation has no second one"
+    except (RuntimeError, NotImplementedError) as error:
+        reason = one_line(error, 100)
+    if reason:
+        raise UsageError(f"{method}: the network lacks a derivative that is needed ({reason})")
 
 
 def output_roots(likelihood: Likelihood, outputs: Tensor, piece: Batch) -> Tensor:
