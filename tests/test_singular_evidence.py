@@ -353,6 +353,17 @@ def test_evidence_of_tanh_is_looked_for_where_draws_can_find_it(hidden, mean, lo
     assert ("log_evidence" in own.spec.metrics) == looks == own.finds_evidence
 
 
+@pytest.mark.parametrize("mean", [0.0, 5.0])
+def test_no_evidence_of_reduced_rank_is_claimed(mean):
+    """None is known: neither a metric nor a number, and who asks for one all the same gets no other's."""
+    own = made("reduced_rank", prior_mean=mean)
+    assert not own.finds_evidence
+    assert "log_evidence" not in own.spec.metrics
+    inputs, observed = own.draw(laws.generator(11))
+    with pytest.raises(NotImplementedError):
+        own.model.log_evidence(inputs, observed[:, 0], mean, 1.0, laws.generator(12))
+
+
 def test_exact_posterior_reaches_the_evidence():
     """Log p(D, w) - log q(w) is the log evidence at every w; float32 outputs leave 1e-3 nats."""
     own = made(num_train=200)

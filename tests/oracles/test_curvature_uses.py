@@ -17,9 +17,13 @@ from torch.utils.data import TensorDataset
 from bench import likelihoods, priors
 from bench.contract import Batch, Problem
 from bench.errors import UsageError
+from bench.methods.fsp_laplace import FSPLaplace
+from bench.methods.fsp_laplace import Settings as FSPSettings
 from bench.methods.laplace import Laplace, Settings
 from bench.methods.sngp import SNGP
 from bench.methods.sngp import Settings as SNGPSettings
+from bench.methods.subnetwork_laplace import Settings as SubnetworkSettings
+from bench.methods.subnetwork_laplace import SubnetworkLaplace
 from bench.methods.vbll import VBLL
 from bench.methods.vbll import Settings as VBLLSettings
 
@@ -259,6 +263,21 @@ def test_a_network_that_cannot_be_linearised_is_refused_before_training():
     with pytest.raises(UsageError, match=r"^laplace: the network lacks a derivative.*predictive network$"):
         Laplace(problem, Settings())
     Laplace(problem, Settings(predictive="network"))
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("fsp_laplace", lambda problem: FSPLaplace(problem, FSPSettings())),
+        ("subnetwork_laplace", lambda problem: SubnetworkLaplace(problem, SubnetworkSettings())),
+    ],
+)
+def test_methods_that_only_linearise_refuse_it_too(name, made):
+    """The control is the same network with torch's own square."""
+    with pytest.raises(UsageError, match=f"^{name}: the network lacks a derivative.*no second one") as caught:
+        made(problem_of(lambda: Uses(then=lambda s, h: OnlyOnce.apply(h))))
+    assert "\n" not in str(caught.value)
+    made(problem_of(lambda: Uses(then=lambda s, h: h.square())))
 
 
 # ---- the last layer
