@@ -186,6 +186,15 @@ def draws_are_those_of_the_settings(task: Task, record: Record) -> None:
     assert not others, f"asked for {others} draws, and the settings say {said}"
 
 
+def validation_metric_is_logged(task: Task, record: Record) -> None:
+    """The run logged the metric by which a search chooses, where its settings set aside what that needs."""
+    metric = task.spec.validation_metric
+    own = vars(task.settings)
+    if metric is None or any(own[name] != value for name, value in type(task).tuned_with.items()):
+        return
+    assert metric in record.validation, f"the run logged no {metric}, which the spec names for validation"
+
+
 OF_WORDS = (spec_is_complete, file_says_what_would_mislead)
 """Laws of what a task says."""
 OF_RUNS = (
@@ -198,5 +207,5 @@ OF_RUNS = (
     curves_are_finite,
 )
 """Laws of what a run of the task left."""
-OF_RECORDS = (draws_are_those_of_the_settings,)
+OF_RECORDS = (draws_are_those_of_the_settings, validation_metric_is_logged)
 """Laws of what the record says of the run."""

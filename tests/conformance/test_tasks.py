@@ -315,6 +315,15 @@ def test_law_catches_a_run_that_reads_the_targets(tmp_path):
         bench.run("mfvi", "toys:Peeks", out=tmp_path)
 
 
+def test_law_catches_a_validation_metric_that_no_run_logs(runs):
+    """Negative control: the record of a run that logged another metric; a search on it would find nothing."""
+    directory, record, _ = runs("split_digits")
+    task = load_scores(directory)[0]
+    tasks.validation_metric_is_logged(task, record)
+    with pytest.raises(AssertionError, match=f"logged no {task.spec.validation_metric}"):
+        tasks.validation_metric_is_logged(task, record.model_copy(update={"validation": {"other": 1.0}}))
+
+
 def test_law_catches_a_task_that_asks_for_half_of_the_draws(tmp_path):
     """Negative control: such a task, the task that it was made of, and one that never asks the engine."""
     few = {"task_settings": {"order": "joint"}, "out": tmp_path}
