@@ -15,6 +15,7 @@ import yaml
 import bench
 from bench import cli
 from bench.methods.map import MAP
+from bench.system import signals
 from bench.system.signals import stoppable
 
 LINE = "bench: stopped; the same command goes on from here\n"
@@ -127,6 +128,30 @@ def test_run_that_is_stopped_inside_a_fit_goes_on(call, monkeypatch, tmp_path, n
     monkeypatch.setattr(toys.Signals, "number", None)
     assert call(*FIT)[0] == 0
     assert (marker.parent / "record.json").exists()
+
+
+def test_run_whose_interrupt_became_an_error_goes_on(call, monkeypatch, tmp_path):
+    """It was stopped and has not failed: no record, and what it needs to go on is there."""
+    monkeypatch.setattr(toys.Signals, "number", signal.SIGINT)
+    command = ["toys:TurnsInterrupts" if part == FIT[1] else part for part in FIT]
+    assert command != FIT
+    assert call(*command) == (130, "", LINE)
+    (marker,) = tmp_path.rglob("unfinished.json")
+    assert not (marker.parent / "record.json").exists()
+    monkeypatch.setattr(toys.Signals, "number", None)
+    assert call(*command)[0] == 0
+    assert (marker.parent / "record.json").exists()
+
+
+def test_error_raised_while_an_interrupt_is_handled_is_the_interrupt():
+    """Also where Python's own handler raised it, and no block knows of a signal."""
+    with pytest.raises(KeyboardInterrupt), signals.unturned():
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise ImportError("initialization failed")  # noqa: B904
+    with pytest.raises(ImportError, match="by itself"), signals.unturned():
+        raise ImportError("by itself")
 
 
 def test_signal_that_was_ignored_at_the_start_is_ignored_in_a_fit(call, monkeypatch):

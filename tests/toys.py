@@ -140,6 +140,17 @@ class Signals(MFVI):
         return super().training_step(batch, batch_idx)
 
 
+class TurnsInterrupts(Signals):
+    """As `Signals`; what answers the interrupt makes an error of it, as C extensions and loaders do."""
+
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, torch.Tensor]:
+        """A step of MFVI."""
+        try:
+            return super().training_step(batch, batch_idx)
+        except KeyboardInterrupt:
+            raise RuntimeError("initialization failed") from None
+
+
 class KilledOnce(Waits):
     """Kills its process in the second fit if there is the file in the environment's KILLS, and removes it."""
 

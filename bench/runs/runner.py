@@ -34,7 +34,7 @@ from bench.runs.events import Observer, noticing
 from bench.runs.plan import Plan, called_as
 from bench.runs.setup import Setup, set_up
 from bench.settings import build, settings
-from bench.system import files, joules, processes
+from bench.system import files, joules, processes, signals
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,8 @@ def _further(setup: Setup) -> Run:
     """The run in a further process, which computes along."""
     processes.from_first(lambda: None)  # the directory is claimed
     try:
-        _compute(setup.protocol, setup.engine)
+        with signals.unturned():
+            _compute(setup.protocol, setup.engine)
     except Diverged:  # as the first process has: it writes the record, and tells
         pass
     except Exception as error:
@@ -372,7 +373,8 @@ def _outcome(setup: Setup, claim: Claim, log: logging.Logger) -> _Outcome:
     """
     arrays = digest = None
     try:
-        found = _compute(setup.protocol, setup.engine)
+        with signals.unturned():
+            found = _compute(setup.protocol, setup.engine)
         records.write_arrays(setup.directory, found)
         arrays, digest = found, array_digest(found)
         scores = records.split_metrics(setup.protocol.score(arrays), setup.protocol.spec)

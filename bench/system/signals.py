@@ -16,7 +16,7 @@ _ENDING_SECONDS = 5.0
 """For so long after a signal further ones are ignored: `timeout` sends two, and users press Ctrl-C twice."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Stop:
     """What stopped a block, if anything did.
 
@@ -25,6 +25,35 @@ class Stop:
     """
 
     exit_code: int | None = None
+
+
+_stops: list[Stop] = []
+"""Of the blocks of `stoppable` that the process is in, the innermost last."""
+
+
+@contextmanager
+def unturned() -> Iterator[None]:
+    """Inside the block an error into which a library turned an interrupt is a KeyboardInterrupt again.
+
+    Else a run that was stopped would be recorded as one that failed, and could not go on.
+    """
+    try:
+        yield
+    except Exception as error:
+        if any(stop.exit_code is not None for stop in _stops) or _is_of_interrupt(error):
+            raise KeyboardInterrupt from error
+        raise
+
+
+def _is_of_interrupt(error: BaseException | None) -> bool:
+    """Whether an error was raised by or while an interrupt was handled."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        seen.add(id(error))
+        error = error.__cause__ or error.__context__
+    return False
 
 
 @contextmanager
@@ -53,6 +82,7 @@ def stoppable(last: bool = False) -> Iterator[Stop]:
             for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name))
             if signal.getsignal(number) not in (signal.SIG_IGN, None)
         }
+    _stops.append(stop)
     try:
         yield stop
         stop.exit_code = None  # what came to its end was not stopped
@@ -62,5 +92,6 @@ def stoppable(last: bool = False) -> Iterator[Stop]:
         stop.exit_code = stop.exit_code or 128 + signal.SIGINT
         print("bench: stopped; the same command goes on from here", file=sys.stderr, flush=True)
     finally:
+        _stops.remove(stop)
         for number, handler in before.items():
             signal.signal(number, signal.SIG_IGN if last and stop.exit_code else handler)

@@ -107,6 +107,13 @@ _REACH: Final = {"copy": 1.0, "seeds": 0.3}
 """As `NEAR`, by the coarse examples, of single runs: another temperature and a second run come on top."""
 _MIXED: Final = 0.3
 """As `NEAR`, by the coarse examples, of mixtures of two."""
+ADDS: Final = 0.5
+"""Share of its distance from either run alone below which a run has to come by a mixture of the two.
+
+Of fifty runs one always takes a little away. `swag` and `swag_diagonal` of one search average one trajectory,
+and what parts them is smooth until another run explains it: its share of the distance is then 0.57 at least,
+where a mean of two entries with noise has 0.1.
+"""
 _TRIED: Final = 8
 """Runs of which each is tried with the one that completes it best."""
 
@@ -247,6 +254,10 @@ class Gallery:
             tempered = _mixture(target, [_tempered(run, atoms[0][1])])
             mixture = min(mixture, tempered, key=lambda mixed: _size(target - mixed))
         distance = _size(target - mixture) / scale
+        if len(others) == 2:
+            alone = min(_size(target - _mixture(target, [other])) for other in others) / scale
+            if distance > max(ADDS * alone, EQUAL):
+                return None
         can_tell = len(target) >= ENOUGH
         if distance >= (limit if can_tell else TINY):
             return None
