@@ -381,7 +381,7 @@ def read_curves(directory: Path, path: Path | None = None) -> list[Row]:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, csv.Error) as error:
         raise UsageError(f"{path} is damaged: {one_line(error)}") from None
-    _refuse_hidden(path, [row[:2] for row in found])
+    _refuse_hidden(path, sorted({name for row in found for name in row[:2]}))
     return found
 
 
