@@ -1,13 +1,14 @@
 """Weight space: a posterior is a distribution over a plain network's dictionary of parameters.
 
 S draws of the weights are one dictionary of stacked tensors `[S, *shape]`, and `forward` runs the network
-under each of them. How S is walked is private to this file and chosen by measurement (decisions/speed.md):
+under each of them. How S is walked is private to this file and chosen by measurement, on processors and on
+accelerators (decisions/speed.md):
 
     stacked   one batched matrix product per layer; networks that are plain stacks of linear layers, no hooks
     grouped   one convolution per layer, in S groups; plain stacks with convolutions, where it is asked for
     loop      one sample after another through `torch.func.functional_call`, images in channels-last order;
               plain stacks without gradients layer by layer, since none has to keep what the next writes over
-    vmap      `torch.func.vmap`; never chosen by default
+    vmap      `torch.func.vmap`; training steps of plain stacks with convolutions on an accelerator
 
 All walks see the same weights and give the same outputs and gradients.
 
@@ -43,8 +44,9 @@ _ELEMENTWISE = (
     nn.Identity,
 )
 _PER_MAP = (nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool2d)
-_LARGEST_STACK = 1_000_000
-"""Floats of the largest activation above which one sample at a time is faster than all at once."""
+_LARGEST_STACK, _LARGEST_STACK_ELSEWHERE = 1_000_000, 100_000_000
+"""Floats of the largest activation above which samples go one at a time: on a processor that is faster then,
+and elsewhere all at once would take too much memory."""
 _FEW_UNITS = 5
 """Units of a layer up to which a sum is compiled to faster code than a matrix product."""
 _LARGE_TENSOR = 10_000
@@ -185,7 +187,7 @@ def forward(network: nn.Module, weights: Weights, inputs: Tensor, walk: Walk | N
         return own_way(weights, inputs)
     layers = linear_stack(network, inputs)
     if walk is None:
-        walk = "stacked" if layers is not None and _fits(weights, inputs) else "loop"
+        walk = _fastest(network, layers, weights, inputs, inputs.device.type)
     if walk == "stacked":
         if layers is None:
             raise ValueError("the stacked walk needs a plain stack of linear layers; take the loop")
@@ -403,10 +405,21 @@ def _is_flatten(layer: nn.Module) -> bool:
     return type(layer) is nn.Flatten and (layer.start_dim, layer.end_dim) == (1, -1)
 
 
-def _fits(weights: Weights, inputs: Tensor) -> bool:
-    widest = max(w.shape[1] for w in weights.values())
+def _fastest(
+    network: nn.Module, layers: list[Any] | None, weights: Weights, inputs: Tensor, device: str
+) -> Walk:
+    """The walk to take on a device of this type; `layers` are those of a linear stack."""
     samples = len(next(iter(weights.values())))
-    return samples * len(inputs) * widest <= _LARGEST_STACK
+    if layers is not None:
+        widest = max(w.shape[1] for w in weights.values())
+        most = _LARGEST_STACK if device == "cpu" else _LARGEST_STACK_ELSEWHERE
+        return "stacked" if samples * len(inputs) * widest <= most else "loop"
+    # An accelerator is idle between calls, so that one call for all samples is faster. Without gradients a
+    # loop keeps the activations of one sample alone.
+    in_one = device == "cuda" and samples > 1 and torch.is_grad_enabled()
+    if in_one and not are_transformed([inputs, *weights.values()]) and conv_stack(network, inputs):
+        return "vmap"
+    return "loop"
 
 
 def _in_place(layers: list[tuple[str, nn.Module]], weights: Weights, inputs: Tensor) -> Tensor:

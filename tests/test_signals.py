@@ -145,11 +145,15 @@ def test_run_whose_interrupt_became_an_error_goes_on(call, monkeypatch, tmp_path
 
 def test_error_raised_while_an_interrupt_is_handled_is_the_interrupt():
     """Also where Python's own handler raised it, and no block knows of a signal."""
-    with pytest.raises(KeyboardInterrupt), signals.unturned():
+
+    def imports():
         try:
             raise KeyboardInterrupt
         except KeyboardInterrupt:
             raise ImportError("initialization failed")  # noqa: B904
+
+    with pytest.raises(KeyboardInterrupt), signals.unturned():
+        imports()
     with pytest.raises(ImportError, match="by itself"), signals.unturned():
         raise ImportError("by itself")
 

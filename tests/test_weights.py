@@ -8,7 +8,7 @@ from torch import nn
 from torch.func import functional_call, jacrev
 from torch.nn.utils import prune
 
-from bench import networks, weights
+from bench import networks, resnet, weights
 from bench.weights import forward, linearised, ravel, reparametrise, sampled_outputs, unravel
 
 TOLERANCE = {torch.float64: {"rtol": 1e-12, "atol": 1e-12}, torch.float32: {"rtol": 2e-4, "atol": 2e-5}}
@@ -184,6 +184,29 @@ def test_predictions_in_place_are_those_of_the_layers_to_the_last_bit(monkeypatc
     with torch.enable_grad():
         forward(network, stacked, inputs)
     assert len(taken) == num_samples
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "samples", "on_cpu", "on_cuda"),
+    [
+        (lambda: networks.mlp(784, 10, (400, 400)), (128, 784), 1, "stacked", "stacked"),
+        (lambda: networks.mlp(784, 10, (400, 400)), (128, 784), 32, "loop", "stacked"),
+        (networks.lenet, (64, 1, 28, 28), 1, "loop", "loop"),
+        (networks.lenet, (64, 1, 28, 28), 8, "loop", "vmap"),
+        (lambda: resnet.resnet_frn_swish(8, 10, 4), (2, 3, 32, 32), 2, "loop", "loop"),
+    ],
+    ids=["MLP, S 1", "MLP, S 32", "LeNet, S 1", "LeNet, S 8", "ResNet"],
+)
+def test_walk_is_the_one_measured_on_the_device(make, shape, samples, on_cpu, on_cuda):
+    """The fastest in benchmarks/gpu.json there; without gradients memory counts, and images go in a loop."""
+    network = make()
+    stacked = {name: p.detach().expand(samples, *p.shape) for name, p in network.named_parameters()}
+    inputs = torch.empty(1).expand(shape)
+    layers = weights.linear_stack(network, inputs)
+    for device, expected in (("cpu", on_cpu), ("cuda", on_cuda)):
+        assert weights._fastest(network, layers, stacked, inputs, device) == expected
+    with torch.no_grad():
+        assert weights._fastest(network, layers, stacked, inputs, "cuda") in ("stacked", "loop")
 
 
 @pytest.mark.parametrize("walk", [None, "loop", "vmap", "stacked"])
