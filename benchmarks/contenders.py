@@ -99,7 +99,7 @@ class Torch(ABC):
 
     def __init__(self, work: Work) -> None:
         self.work = work
-        self.network = self.model(work.network())
+        self.network = self.model(work.network()).to(work.inputs.device)
         if work.inputs.ndim == 4 and work.inputs.stride(1) == 1:
             self.network.to(memory_format=torch.channels_last)
         self.optimizer = self.make_optimizer()
@@ -386,7 +386,8 @@ class Ours:
         likelihood: Likelihood = Bernoulli() if work.is_binary else Categorical()
         problem = Problem(work.network, likelihood, priors.normal(), data, None, NUM_TRAIN)
         settings = self.kind.settings_class(train_samples=work.samples)  # type: ignore[call-arg]
-        self.method = self.kind(problem, settings)
+        self.method = self.kind(problem, settings).to(work.inputs.device)
+        self.method.generator = torch.Generator(work.inputs.device).manual_seed(0)
         self.batch = Batch(work.inputs, work.targets)
         self.optimizer = self.make_optimizer()
 
@@ -403,7 +404,7 @@ class Ours:
 
     def predict(self, inputs: Tensor, samples: int) -> Tensor:
         """As a run predicts: log-probabilities, or log-odds."""
-        made, _ = predict(self.method, inputs, samples, 1, 0, "benchmark", torch.device("cpu"))
+        made, _ = predict(self.method, inputs, samples, 1, 0, "benchmark", inputs.device)
         return next(iter(vars(made).values()))
 
 

@@ -1,43 +1,54 @@
-"""What an accelerator does: steps, many fits at once, and an active-learning trajectory, in one go.
+"""What an accelerator does, in four parts of two minutes each, the most telling first.
 
-    python benchmarks/gpu.py [--minutes 8] [--json FILE] [--device cuda] [--tiny]
+    python benchmarks/gpu.py [PART ...] [--minutes 2] [--json FILE] [--wheels DIR] [--device cuda] [--tiny]
 
-Steps:       plain network, mc_dropout, mfvi and radial with S = 1 on MLP, LeNet and VGG-16 at 64 and 512 px,
-             in float32, VGG-16 in bf16-mixed too; mfvi compiled, too, where networks are small. Ratios to the
-             plain network and to mc_dropout, and the most memory of the device that each takes.
-Walks:       a forward and backward pass under S stacked weights, as a loop, a batched product and vmap.
-Fits:        forty-five fits side by side against one after another (benchmarks/small_fits.py).
-Trajectory:  radial on active_mnist, preset paper, until ten points are acquired; its time is extrapolated to
-             the whole. Farquhar 2022 (docs/sources.md), appendix C, says 2 to 4 hours.
+steps      a training step with S = 1, 8 and 32 on MLP and LeNet, S = 1 on VGG and ResNet-20: the plain
+           network on S times the batch; mfvi, radial and ivon; mfvi tensor by tensor, compiled, and as one
+           CUDA graph; other libraries (benchmarks/contenders.py). Times, ratios to the plain network, memory.
+networks   plain network, mc_dropout, mfvi and radial on large images and residual networks, in float32 and
+           bf16-mixed: times, memory, and images a second.
+draws      a forward and backward pass under S stacked weights, as a loop, a batched product and vmap; and
+           forty-five fits side by side against one after another (benchmarks/small_fits.py).
+runs       mfvi on split_mnist, from its first to its last stage; radial on active_mnist, preset paper, until
+           ten points are acquired, extrapolated. Farquhar 2022 (docs/sources.md), appendix C, says 2 to 4
+           hours.
 
-The contenders of a comparison take turns. The clock is read when the device has nothing left to do, before
-and after a turn, not at every step. What would begin late within `--minutes` is left out, and named. `--tiny
---device cpu` has everything but the fits at sizes that prove the script and measure nothing.
+Without names all parts are measured, each within `--minutes`: what would begin late is left out, and named.
+Every part is written to the file as soon as it has a row, with its own date and device, and the other parts
+stay as they are: a short loan of a device adds what it measured. The contenders of a comparison take turns.
+The clock is read when the device has nothing left to do, before and after a turn, not at every step.
+
+The libraries come from the registry, as for benchmarks/peers.py, or from `--wheels`, a folder of their wheels
+for a machine without a network (`pip download -d .wheels bayesian-torch posteriors ivon-opt`). One that is
+not there is named. `--tiny --device cpu` has every part but the fits, at sizes that prove the script.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from timing import Step, interleaved, median, print_table, ratio, write
+from contenders import OURS, PEERS, Contender, Floor, OurMFVI, Work, why_not
+from peers import entered
+from timing import Step, heading, interleaved, median, print_table, ratio
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from bench import networks, priors
+from bench import networks, priors, resnet
 from bench.contract import Batch, Method, Problem
-from bench.engine.compiled import compiling
+from bench.engine.compiled import Compiled
 from bench.errors import BenchError
+from bench.families import location_scale
 from bench.likelihoods import Bernoulli, Categorical, Likelihood
 from bench.methods.map import MAP
 from bench.methods.mc_dropout import MCDropout
@@ -46,63 +57,92 @@ from bench.methods.radial import Radial
 from bench.runs import runner
 from bench.runs.plan import Plan
 from bench.settings import build
+from bench.system.files import write
+from bench.system.places import CACHE_ROOT
 from bench.weights import forward
 
 TURN = 0.1
 """Seconds of a turn, at least."""
 NUM_TRAIN = 60_000
+WHEELS = ("bayesian-torch", "posteriors", "ivon-opt")
+"""The libraries that are measured here; the others of contenders.py are slower than these on a processor."""
 
 
 @dataclass(frozen=True)
 class Net:
-    """A network and its batch; `outputs` of 1 is a logit."""
+    """A network and its batch; `outputs` of 1 is a logit, `samples` are S of the steps measured."""
 
     name: str
     make: Callable[..., nn.Module]
     shape: tuple[int, ...]
     batch: int
     outputs: int = 10
-    is_small: bool = True
+    samples: tuple[int, ...] = (1,)
+    methods: tuple[str, ...] = ("plain", "mc_dropout", "mfvi", "radial")
+
+    def examples(self, device: Device) -> tuple[torch.Tensor, torch.Tensor]:
+        """Random inputs and targets of one batch, on the device."""
+        generator = torch.Generator().manual_seed(0)
+        inputs = torch.randn(self.batch, *self.shape, generator=generator).to(device.name)
+        targets = torch.randint(max(2, self.outputs), (self.batch,), generator=generator).to(device.name)
+        return inputs, targets.float() if self.outputs == 1 else targets
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """A run of several stages, and after how many it is stopped; None lets it end."""
+
+    method: str
+    task: str
+    preset: str
+    stages: int | None
+    task_settings: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Sizes:
     """How much is measured."""
 
-    nets: tuple[Net, ...]
+    steps: tuple[Net, ...]
+    networks: tuple[Net, ...]
     walks: tuple[int, ...]
     rounds: int
-    task: str
-    task_settings: dict[str, Any]
-    preset: str
-    acquired: int
+    runs: tuple[Trajectory, ...]
+    compiles: bool = True
 
 
+MLP = Net("MLP 784-400-400-10", partial(networks.mlp, 784, 10, (400, 400)), (784,), 128, samples=(1, 8, 32))
+LENET = Net("LeNet", networks.lenet, (1, 28, 28), 64, samples=(1, 8, 32))
+VGG = Net("small VGG, 64 px", networks.small_vgg, (3, 64, 64), 16, 1)
+RESNET = Net(
+    *("ResNet-20 with FRN and swish", partial(resnet.resnet_frn_swish, 20), (3, 32, 32), 128),
+    methods=("plain", "mfvi", "radial"),
+)
 FULL = Sizes(
-    nets=(
-        Net("MLP 784-400-400-10", partial(networks.mlp, 784, 10, (400, 400)), (784,), 128),
-        Net("LeNet", networks.lenet, (1, 28, 28), 64),
-        Net("VGG-16, 64 px", networks.vgg16, (3, 64, 64), 16, 1, False),
-        Net("VGG-16, 512 px", networks.vgg16, (3, 512, 512), 16, 1, False),
+    steps=(MLP, LENET, VGG, RESNET),
+    networks=(
+        RESNET,
+        Net("VGG-16, 64 px", networks.vgg16, (3, 64, 64), 16, 1),
+        Net("VGG-16, 512 px", networks.vgg16, (3, 512, 512), 16, 1),
     ),
     walks=(1, 8, 32),
     rounds=10,
-    task="active_mnist",
-    task_settings={},
-    preset="paper",
-    acquired=10,
+    runs=(
+        Trajectory("mfvi", "split_mnist", "standard", None),
+        # A test at the start, and one after every third acquisition.
+        Trajectory("radial", "active_mnist", "paper", 1 + 10 + 10 // 3),
+    ),
 )
 TINY = Sizes(
-    nets=(
-        Net("MLP 4-3-10", partial(networks.mlp, 4, 10, (3,)), (4,), 8),
-        Net("VGG-16 of one channel, 32 px", partial(networks.vgg16, 1), (3, 32, 32), 2, 1, False),
-    ),
-    walks=(2,),
+    steps=(Net("MLP 4-3-10", partial(networks.mlp, 4, 10, (3,)), (4,), 8, samples=(1, 2)),),
+    networks=(Net("VGG-16 of one channel, 32 px", partial(networks.vgg16, 1), (3, 32, 32), 2, 1),),
+    walks=(1, 2),
     rounds=1,
-    task="active_digits",
-    task_settings={"acquired": 4},
-    preset="smoke",
-    acquired=2,
+    runs=(
+        Trajectory("mfvi", "split_digits", "smoke", None),
+        Trajectory("radial", "active_digits", "smoke", 3, {"acquired": 4}),
+    ),
+    compiles=False,  # which alone takes a minute
 )
 
 
@@ -120,8 +160,9 @@ class Device:
         return time.perf_counter()
 
     def peak(self, work: Callable[[], object]) -> float | None:
-        """Most memory that some work takes, in MiB; None on a CPU."""
+        """Most memory that some work takes, in MiB; on a CPU it is done, and None."""
         if self.is_cpu:
+            work()
             return None
         gc.collect()
         torch.cuda.empty_cache()
@@ -136,16 +177,164 @@ class Device:
         return {"accelerator": "cpu" if self.is_cpu else "gpu", "devices": 1}
 
 
+Row = dict[str, Any]
+
+
+class Part:
+    """What is measured within some minutes, kept as it grows.
+
+    Args:
+        minutes: After which nothing begins.
+        save: Called with all that was found after each addition.
+    """
+
+    def __init__(self, minutes: float, save: Callable[[dict[str, Any]], object]) -> None:
+        self._began, self._minutes, self._save = time.perf_counter(), minutes, save
+        self.found: dict[str, Any] = {"seconds": 0.0, "left_out": []}
+
+    @property
+    def deadline(self) -> float:
+        """By `time.perf_counter`."""
+        return self._began + 60 * self._minutes
+
+    def add(self, what: str, name: str, work: Callable[[], list[Row]]) -> None:
+        """Adds the rows that some work gives to those of this kind, if there is time."""
+        if time.perf_counter() > self.deadline:
+            self.leave_out(f"{what}, {name}: no time left")
+            return
+        print(f"{time.perf_counter() - self._began:4.0f} s  {what}, {name}", file=sys.stderr, flush=True)
+        try:
+            rows = work()
+        except Exception as error:  # the minutes of a device are not lost to one row
+            self.leave_out(f"{what}, {name}: {type(error).__name__}, {error}".splitlines()[0])
+            return
+        self.found.setdefault(what, []).extend(rows)
+        self.found["seconds"] = round(time.perf_counter() - self._began, 1)
+        self._save(self.found)
+
+    def leave_out(self, line: str) -> None:
+        """Names what is not measured."""
+        self.found["left_out"].append(line)
+        self._save(self.found)
+
+
 # --------------------------------------------------------------------------------------------------- steps
 
 
+class TensorByTensor(OurMFVI):
+    """mfvi without its flat vectors."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+
+        def draw(posterior: Any, noise: Any, prior: Any) -> Any:
+            return location_scale.draw_with_divergence(posterior, noise, prior, None)
+
+        self.method.draw = draw  # type: ignore[attr-defined]
+
+
+class CompiledStep(OurMFVI):
+    """mfvi, whose loss is compiled."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        self.function = Compiled(self.method, lambda text: print(text, file=sys.stderr))
+        self.method.loss_terms = self.function
+
+    def step(self) -> None:
+        """A compiled one, or none: the suite goes on eagerly where compiling fails."""
+        super().step()
+        if self.function.failed:
+            raise BenchError("its step cannot be compiled")
+
+
+class Graph(OurMFVI):
+    """mfvi, a step of which is recorded once and replayed; what graphs would give, the suite has none."""
+
+    def __init__(self, work: Work) -> None:
+        super().__init__(work)
+        if work.inputs.device.type != "cuda":
+            raise BenchError("only CUDA has graphs")
+        self.optimizer = torch.optim.Adam(self.method.parameters(), fused=True, capturable=True)
+        beside = torch.cuda.Stream()
+        beside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(beside):
+            for _ in range(3):
+                super().step()
+        torch.cuda.current_stream().wait_stream(beside)
+        self.graph = torch.cuda.CUDAGraph()
+        self.graph.register_generator_state(self.method.generator)
+        with torch.cuda.graph(self.graph):
+            super().step()
+
+    def step(self) -> None:
+        """The recorded step on the same batch, with new noise."""
+        self.graph.replay()
+
+
+def contended(
+    net: Net,
+    samples: int,
+    device: Device,
+    rounds: int,
+    compiles: bool,
+    peers: Mapping[str, Any],
+    leave_out: Callable[[str], None],
+) -> list[Row]:
+    """A row per contender: a training step with S samples. What cannot take one is left out, and named."""
+    work = Work(net.make, *net.examples(device), samples)  # type: ignore[arg-type]
+    kinds: dict[str, Callable[[Work], Contender]] = {"plain": Floor, **OURS}
+    kinds |= {"mfvi, tensor by tensor": TensorByTensor, "mfvi, one graph": Graph}
+    kinds |= {"mfvi, compiled": CompiledStep} if compiles else {}
+    made: dict[str, Contender] = {}
+    peaks: dict[str, float | None] = {}
+
+    def three(name: str, kind: Callable[[Work], Contender]) -> None:
+        torch.manual_seed(0)
+        contender = kind(work)
+        for _ in range(3):
+            contender.step()
+        made[name] = contender
+
+    for name, kind in (kinds | dict(peers)).items():
+        try:
+            peaks[name] = device.peak(partial(three, name, kind))
+        except Exception as error:
+            what = f"steps, {net.name}, S {samples}, {name}"
+            leave_out(f"{what}: {type(error).__name__}, {error}".splitlines()[0])
+    measured = interleaved({name: c.step for name, c in made.items()}, rounds, TURN, device.clock)
+    about = {"network": net.name, "batch": net.batch, "samples": samples}
+    return [
+        about
+        | {"contender": name, "milliseconds": 1000 * median(found)}
+        | {"to_plain": ratio(measured, name, "plain"), "peak_mib": peaks[name]}
+        for name, found in measured.items()
+    ]
+
+
+def steps(part: Part, sizes: Sizes, device: Device, peers: Mapping[str, Any], data_dir: str | None) -> None:
+    """Ours and others, the smallest S first."""
+    pairs = [(samples, net) for net in sizes.steps for samples in net.samples]
+    for samples, net in sorted(pairs, key=lambda pair: pair[0]):
+        about = (sizes.rounds, sizes.compiles, peers, part.leave_out)
+        work = partial(contended, net, samples, device, *about)
+        part.add("steps", f"{net.name}, S {samples}", work)
+
+
+# ------------------------------------------------------------------------------------------------ networks
+
+
+METHODS: dict[str, type[Method]] = {"plain": MAP, "mc_dropout": MCDropout, "mfvi": MFVI, "radial": Radial}
+
+
+AGAINST = {"to_plain": "plain", "to_mc_dropout": "mc_dropout"}
+
+
 def problem_of(net: Net, device: Device) -> Problem:
-    """Random examples of one batch, on the device."""
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(net.batch, *net.shape, generator=generator).to(device.name)
-    targets = torch.randint(max(2, net.outputs), (net.batch,), generator=generator).to(device.name)
+    """Of one batch, on the device."""
     likelihood: Likelihood = Bernoulli() if net.outputs == 1 else Categorical()
-    return Problem(net.make, likelihood, priors.normal(), TensorDataset(inputs, targets), None, NUM_TRAIN)
+    data = TensorDataset(*net.examples(device))
+    return Problem(net.make, likelihood, priors.normal(), data, None, NUM_TRAIN)
 
 
 def step_of(method: Method, precision: str, device: Device) -> Step:
@@ -166,11 +355,8 @@ def step_of(method: Method, precision: str, device: Device) -> Step:
     return step
 
 
-METHODS: dict[str, type[Method]] = {"plain": MAP, "mc_dropout": MCDropout, "mfvi": MFVI, "radial": Radial}
-
-
-def steps(net: Net, precision: str, device: Device, rounds: int, compiles: bool = False) -> list[dict]:
-    """A row per method on one network; `compiles` adds the compiled step of mfvi."""
+def by_method(net: Net, precision: str, device: Device, rounds: int) -> list[Row]:
+    """A row per method on one network."""
     problem = problem_of(net, device)
 
     def make(name: str) -> Method:
@@ -178,37 +364,40 @@ def steps(net: Net, precision: str, device: Device, rounds: int, compiles: bool 
         torch.manual_seed(0)
         return kind(problem, kind.settings_class())
 
-    def three(name: str) -> Step:
+    def three(name: str) -> None:
         step = step_of(make(name), precision, device)
         for _ in range(3):
             step()
-        return step
 
-    peaks = {name: device.peak(partial(three, name)) for name in METHODS}
-    with ExitStack() as stack:
-        made = {name: make(name) for name in METHODS}
-        runs = {name: step_of(method, precision, device) for name, method in made.items()}
-        if compiles:
-            method = make("mfvi").to(device.name)
-            stack.enter_context(compiling(method, lambda text: print(text, file=sys.stderr)))
-            runs["mfvi, compiled"] = step_of(method, precision, device)
-        measured = interleaved(runs, rounds, TURN, device.clock)
+    peaks = {name: device.peak(partial(three, name)) for name in net.methods}
+    runs = {name: step_of(make(name), precision, device) for name in net.methods}
+    measured = interleaved(runs, rounds, TURN, device.clock)
+    about = {"network": net.name, "batch": net.batch, "precision": precision}
     return [
-        {
-            "network": net.name,
-            "batch": net.batch,
-            "precision": precision,
+        about
+        | {
             "method": name,
             "milliseconds": 1000 * median(found),
-            "to_plain": ratio(measured, name, "plain"),
-            "to_mc_dropout": ratio(measured, name, "mc_dropout"),
-            "peak_mib": peaks.get(name),
+            "images_per_second": net.batch / median(found),
         }
+        | {to: ratio(measured, name, other) if other in measured else None for to, other in AGAINST.items()}
+        | {"peak_mib": peaks[name]}
         for name, found in measured.items()
     ]
 
 
-def walks(net: Net, samples: int, device: Device, rounds: int) -> list[dict]:
+def large(part: Part, sizes: Sizes, device: Device, peers: Mapping[str, Any], data_dir: str | None) -> None:
+    """Methods on large networks, in both precisions."""
+    for net in sizes.networks:
+        for precision in ("32-true", "bf16-mixed"):
+            work = partial(by_method, net, precision, device, sizes.rounds)
+            part.add("networks", f"{net.name}, {precision}", work)
+
+
+# --------------------------------------------------------------------------------------------------- draws
+
+
+def walks(net: Net, samples: int, device: Device, rounds: int) -> list[Row]:
     """A forward and backward pass under S weights, in every way that the network allows."""
     problem = problem_of(net, device)
     network = net.make().to(device.name)
@@ -233,20 +422,31 @@ def walks(net: Net, samples: int, device: Device, rounds: int) -> list[dict]:
     ]
 
 
-# -------------------------------------------------------------------------------------------- a trajectory
+def draws(part: Part, sizes: Sizes, device: Device, peers: Mapping[str, Any], data_dir: str | None) -> None:
+    """Walks over the samples, and fits side by side."""
+    from small_fits import many
+
+    for net in (net for net in sizes.steps if len(net.samples) > 1):
+        for samples in sizes.walks:
+            part.add("walks", f"{net.name}, S {samples}", partial(walks, net, samples, device, sizes.rounds))
+    if sizes is not TINY:
+        part.add("fits", "45 of an MLP and 9 of LeNet", partial(many, 1, device.name))
 
 
-def trajectory(sizes: Sizes, device: Device, data_dir: str | None, deadline: float) -> dict:
-    """The beginning of a run of active learning, and how long the whole would take.
+# ---------------------------------------------------------------------------------------------------- runs
+
+
+def trajectory(of: Trajectory, device: Device, data_dir: str | None, deadline: float) -> list[Row]:
+    """A run, or its beginning and how long the whole would take.
 
     Args:
-        sizes: Which task, and how many points are acquired before it stops.
+        of: Which, and where it is stopped.
         device: Where.
         data_dir: Folder with its data.
         deadline: By `time.perf_counter`: when it stops in any case.
     """
     began: list[float] = []
-    seen: dict[str, int] = {}
+    whole: list[int] = []
     is_enough = False
 
     def stop() -> NoReturn:
@@ -257,112 +457,107 @@ def trajectory(sizes: Sizes, device: Device, data_dir: str | None, deadline: flo
     def watch(event: str, values: dict[str, Any]) -> None:
         if event == "stage":
             began.append(device.clock())
-            seen.update({"done": values["number"] - 1, "of": values["of"]})
-            # A test at the start, and one after every third acquisition.
-            if values["number"] > 1 + sizes.acquired + sizes.acquired // 3:
+            whole[:] = [values["of"]]
+            if of.stages is not None and values["number"] > of.stages:
                 stop()
         if began and time.perf_counter() > deadline:
             stop()
 
-    about: dict[str, Any] = {"method": "radial", "task": sizes.task, "preset": sizes.preset}
+    about: Row = {"method": of.method, "task": of.task, "preset": of.preset}
     with tempfile.TemporaryDirectory() as folder:
-        values = about | {"task_settings": sizes.task_settings, "trainer": device.trainer, "out": folder}
+        values = about | {"task_settings": dict(of.task_settings), "trainer": device.trainer, "out": folder}
         try:
             runner.execute(build(Plan, values | {"data_dir": data_dir}), (watch,))
+            seconds, done = device.clock() - began[0], whole[0]
         except KeyboardInterrupt:
             if not is_enough:
                 raise
-        except BenchError as error:
-            return about | {"left_out": str(error)}
-    done = len(began) - 1
+            seconds, done = began[-1] - began[0], len(began) - 1
     if done < 1:
-        return about | {"left_out": "not one stage ended in time"}
-    seconds = (began[-1] - began[0]) / done
-    return (
-        about
-        | {"stages": done, "of": seen["of"], "seconds_per_stage": seconds}
-        | {"hours_of_the_whole": seconds * seen["of"] / 3600}
-    )
+        raise BenchError("not one stage ended in time")
+    counts = {"stages": done, "of": whole[0], "seconds": seconds}
+    return [about | counts | {"hours_of_the_whole": seconds / done * whole[0] / 3600}]
+
+
+def runs(part: Part, sizes: Sizes, device: Device, peers: Mapping[str, Any], data_dir: str | None) -> None:
+    """Runs as a user has them, each with an equal share of what time is left."""
+    for k, of in enumerate(sizes.runs):
+        now = time.perf_counter()
+        until = now + (part.deadline - now) / (len(sizes.runs) - k)
+        part.add("runs", f"{of.method} on {of.task}", partial(trajectory, of, device, data_dir, until))
 
 
 # --------------------------------------------------------------------------------------------- all at once
 
 
+PARTS: dict[str, Callable[..., None]] = {"steps": steps, "networks": large, "draws": draws, "runs": runs}
+
+
 def measure(
+    name: str,
     sizes: Sizes,
     device: Device,
     minutes: float,
+    peers: Mapping[str, Any],
     data_dir: str | None = None,
     save: Callable[[dict[str, Any]], object] = lambda found: None,
 ) -> dict[str, Any]:
-    """Everything, as far as there is time; `save` is called after each part with all that was found."""
-    from small_fits import many
+    """One part, as far as there is time; `save` is called after each addition with all that was found."""
+    part = Part(minutes, save)
+    PARTS[name](part, sizes, device, peers, data_dir)
+    return part.found
 
-    began = time.perf_counter()
-    found: dict[str, Any] = {"cuda": None if device.is_cpu else torch.version.cuda, "seconds": 0.0}
-    found |= {"steps": [], "walks": [], "fits": [], "trajectory": None, "left_out": []}
 
-    def add(what: str, name: str, work: Callable[[], Any], share: float = 1.0) -> None:
-        """Does some work, if less than this share of the time has passed."""
-        if time.perf_counter() - began > 60 * minutes * share:
-            found["left_out"].append(f"{what}, {name}: no time left")
-            return
-        print(f"{time.perf_counter() - began:4.0f} s  {what}, {name}", file=sys.stderr, flush=True)
-        try:
-            rows = work()
-        except Exception as error:  # the minutes of a device are not lost to one part
-            found["left_out"].append(f"{what}, {name}: {type(error).__name__}, {error}".splitlines()[0])
-            return
-        if isinstance(found[what], list):
-            found[what] += rows
-        else:
-            found[what] = rows
-        found["seconds"] = time.perf_counter() - began
-        save(found)
-
-    for net in sizes.nets:
-        for precision in ("32-true",) if net.is_small else ("32-true", "bf16-mixed"):
-            add(
-                "steps", f"{net.name}, {precision}", partial(steps, net, precision, device, sizes.rounds), 0.4
-            )
-    for net in (net for net in sizes.nets if net.is_small):
-        for samples in sizes.walks:
-            add("walks", f"{net.name}, S {samples}", partial(walks, net, samples, device, sizes.rounds), 0.5)
-    until = began + 60 * minutes * 0.75
-    add("trajectory", sizes.task, partial(trajectory, sizes, device, data_dir, until), 0.6)
-    if sizes is not TINY:
-        add("fits", "45 of an MLP and 9 of LeNet", partial(many, 1, device.name), 0.8)
-        for net in (net for net in sizes.nets if net.is_small):
-            compiled = partial(steps, net, "32-true", device, sizes.rounds, compiles=True)
-            add("steps", f"{net.name}, compiled", compiled, 0.85)
-    return found
+def keep(path: Path, name: str, found: dict[str, Any], device: Device) -> None:
+    """Writes a part into the file, in which the others stay as they are."""
+    about = heading(device.name) | {"cuda": None if device.is_cpu else torch.version.cuda}
+    kept = json.loads(path.read_text()) if path.exists() else {}
+    write(path, (json.dumps(kept | {name: about | found}, indent=2) + "\n").encode())
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=8, help="begin nothing that may last longer")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all without a name")
+    parser.add_argument("--minutes", type=float, default=2, help="of a part, after which nothing begins")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes that prove the script and measure nothing")
     parser.add_argument("--data-dir", help="folder with MNIST; also $BENCH_DATA")
+    parser.add_argument(
+        "--wheels", type=Path, help="folder of the libraries' wheels; without it the registry's"
+    )
+    parser.add_argument(
+        "--cache", type=Path, default=CACHE_ROOT / "peers", help="folder of their environment"
+    )
     parser.add_argument("--json", type=Path, help="file for all (benchmarks/gpu.json)")
     arguments = parser.parse_args()
+    if unknown := [name for name in arguments.parts if name not in PARTS]:
+        parser.error(f"{unknown[0]} is none of {', '.join(PARTS)}")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         parser.error("no accelerator is to be seen; --device cpu --tiny tries the script out")
-    sizes = TINY if arguments.tiny else FULL
+    chosen = arguments.parts or list(PARTS)
+    peers: dict[str, Any] = {}
+    absent: dict[str, str] = {}
+    if "steps" in chosen and not arguments.tiny:
+        errors = entered(arguments.cache, {name: PEERS[name].needs for name in WHEELS}, arguments.wheels)
+        absent = {name: reason for name in WHEELS if (reason := why_not(name, errors)) is not None}
+        peers = {name: PEERS[name] for name in WHEELS if name not in absent}
+    sizes, device = TINY if arguments.tiny else FULL, Device(arguments.device)
+    for name in chosen:
 
-    def save(found: dict[str, Any]) -> None:
-        if arguments.json:
-            write(arguments.json, found, arguments.device)
+        def save(found: dict[str, Any], name: str = name) -> None:
+            if arguments.json:
+                keep(arguments.json, name, found, device)
 
-    found = measure(sizes, Device(arguments.device), arguments.minutes, arguments.data_dir, save)
-    for name in ("steps", "walks", "fits"):
-        if found[name]:
-            print(f"\n{name}\n")
-            print_table(found[name])
-    print(f"\ntrajectory: {found['trajectory']}")
-    for line in found["left_out"]:
-        print(f"left out: {line}")
-    save(found)
+        found = measure(name, sizes, device, arguments.minutes, peers, arguments.data_dir, save)
+        for what, rows in found.items():
+            if isinstance(rows, list) and rows and what != "left_out":
+                print(f"\n{what}\n")
+                print_table(rows)
+        if name == "steps":
+            found["left_out"] += [f"steps, {peer}: {reason}" for peer, reason in absent.items()]
+        for line in found["left_out"]:
+            print(f"left out: {line}")
+        save(found)
     return 0
 
 

@@ -132,8 +132,25 @@ CASES = (
 # --------------------------------------------------------------------------------------- an environment
 
 
-def environment(folder: Path, packages: Mapping[str, Sequence[str]]) -> tuple[Path, dict[str, str]]:
+def entered(cache: Path, packages: Mapping[str, Sequence[str]], wheels: Path | None = None) -> dict[str, str]:
+    """Goes on in the environment of the packages, by the same command; there, why which was not installed."""
+    if INSIDE in os.environ:
+        return json.loads(os.environ[INSIDE])
+    folder = cache / f"{sys.version_info.major}.{sys.version_info.minor}-{torch.__version__}"
+    python, errors = environment(folder.resolve(), packages, wheels)
+    variables = {**os.environ, INSIDE: json.dumps(errors), "OMP_NUM_THREADS": "1"}
+    raise SystemExit(os.execve(python, [str(python), "-W", "ignore", *sys.argv], variables))
+
+
+def environment(
+    folder: Path, packages: Mapping[str, Sequence[str]], wheels: Path | None = None
+) -> tuple[Path, dict[str, str]]:
     """A Python with all that this one has and, beside it, the packages, each with what else it needs.
+
+    Args:
+        folder: Of the environment, made if it is not there.
+        packages: By name what else each needs.
+        wheels: Folder that they are taken from; None asks the registry.
 
     Returns:
         The Python, and why which package could not be installed.
@@ -161,8 +178,9 @@ def environment(folder: Path, packages: Mapping[str, Sequence[str]]) -> tuple[Pa
             continue
         print(f"installing {package}", file=sys.stderr, flush=True)
         pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+        whence = [] if wheels is None else ["--no-index", "--find-links", str(wheels)]
         done = subprocess.run(
-            [*pip, "install", "-q", "-c", str(held), package, *needs], capture_output=True, text=True
+            [*pip, "install", "-q", "-c", str(held), *whence, package, *needs], capture_output=True, text=True
         )
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
@@ -419,12 +437,8 @@ def main() -> int:
     chosen = [case for case in CASES if arguments.cases in case.name]
     if not chosen:
         parser.error(f"--cases {arguments.cases}: none of {', '.join(case.name for case in CASES)}")
-    if INSIDE not in os.environ:
-        folder = arguments.cache / f"{sys.version_info.major}.{sys.version_info.minor}-{torch.__version__}"
-        python, errors = environment(folder.resolve(), {n: p.needs for n, p in PEERS.items()})
-        variables = {**os.environ, INSIDE: json.dumps(errors), "OMP_NUM_THREADS": "1"}
-        os.execve(python, [str(python), "-W", "ignore", __file__, *sys.argv[1:]], variables)
-    found = report(chosen, arguments.rounds, json.loads(os.environ[INSIDE]))
+    errors = entered(arguments.cache, {n: p.needs for n, p in PEERS.items()})
+    found = report(chosen, arguments.rounds, errors)
     for name in ("steps", "predictions", "memory", "goals"):
         print(f"\n{name}\n")
         print_table(found[name])

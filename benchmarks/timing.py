@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-__all__ = ["interleaved", "median", "print_table", "processor", "ratio", "seconds", "write"]
+__all__ = ["heading", "interleaved", "median", "print_table", "processor", "ratio", "seconds", "write"]
 
 Step = Callable[[], object]
 
@@ -65,13 +65,11 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def write(path: Path, found: dict, device: str = "cpu") -> None:
-    """Writes what was found as JSON, headed by the day, the device, and the versions of Python and torch.
+def heading(device: str = "cpu") -> dict[str, str]:
+    """The day, the device, and the versions of Python and torch.
 
     Args:
-        path: The file.
-        found: By name; what stands there under a name of the heading replaces it.
-        device: Where it was measured, as torch names it.
+        device: Where was measured, as torch names it.
     """
     if device == "cpu":
         model = processor()
@@ -79,9 +77,19 @@ def write(path: Path, found: dict, device: str = "cpu") -> None:
         import torch  # slow, and not wanted by every benchmark
 
         model = torch.cuda.get_device_name(device)
-    heading = {"date": datetime.date.today().isoformat(), "device": model}
-    heading |= {"python": platform.python_version(), "torch": importlib.metadata.version("torch")}
-    path.write_text(json.dumps(heading | found, indent=2) + "\n")
+    about = {"date": datetime.date.today().isoformat(), "device": model}
+    return about | {"python": platform.python_version(), "torch": importlib.metadata.version("torch")}
+
+
+def write(path: Path, found: dict, device: str = "cpu") -> None:
+    """Writes what was found as JSON, under the `heading`.
+
+    Args:
+        path: The file.
+        found: By name; what stands there under a name of the heading replaces it.
+        device: Where it was measured, as torch names it.
+    """
+    path.write_text(json.dumps(heading(device) | found, indent=2) + "\n")
 
 
 def print_table(rows: list[dict]) -> None:

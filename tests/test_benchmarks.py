@@ -21,6 +21,7 @@ from torch.utils.data import TensorDataset
 from bench import cli, networks, priors
 from bench.contract import Budget
 from bench.engine.engine import Engine
+from bench.errors import BenchError
 from bench.runs import registry
 from bench.runs.plan import Plan
 from bench.settings import build
@@ -176,8 +177,11 @@ def test_the_environment_sees_this_one_and_names_what_was_not_installed(scripts,
         packages = {"good": ("needed",), "bad": ()}
         python, errors = scripts.peers.environment(tmp_path / "env", packages)
         assert scripts.peers.environment(tmp_path / "env", packages) == (python, errors)  # a second time
+        scripts.peers.environment(tmp_path / "env", {"good": ()}, tmp_path / "wheels")
     assert errors == {"bad": "ERROR: no such release"}
     assert commands[0][-2:] == ["good", "needed"]
+    assert "--no-index" not in commands[0]
+    assert commands[-1][-4:] == ["--no-index", "--find-links", str(tmp_path / "wheels"), "good"]
     assert f"torch=={importlib.metadata.version('torch')}\n" in (tmp_path / "env" / "held.txt").read_text()
     look = "import importlib.util as u, sys; print(sys.prefix, all(map(u.find_spec, ('torch', 'bench.cli'))))"
     done = subprocess.run([str(python), "-c", look], capture_output=True, text=True, cwd=tmp_path)
@@ -202,24 +206,49 @@ def test_memory_at_the_peak_counts_what_lives_at_a_time(scripts):
 
 
 @pytest.mark.slow
-def test_all_that_an_accelerator_would_be_asked_runs_on_a_processor(scripts):
-    gpu = scripts.gpu
-    saved = []
-    found = gpu.measure(
-        gpu.TINY, gpu.Device("cpu"), minutes=5, save=lambda part: saved.append(len(part["steps"]))
-    )
-    assert found["left_out"] == []
-    assert 0 < saved[0] < saved[-1], "what is measured is kept before all of it is"
-    assert {row["method"] for row in found["steps"]} == set(gpu.METHODS)
-    assert {(row["network"], row["precision"]) for row in found["steps"]} == {
-        (gpu.TINY.nets[0].name, "32-true"),
-        (gpu.TINY.nets[1].name, "32-true"),
-        (gpu.TINY.nets[1].name, "bf16-mixed"),
-    }
-    assert {row["walk"] for row in found["walks"]} == {"loop", "vmap", "stacked"}
-    whole = found["trajectory"]
-    assert whole["stages"] == 3  # two points acquired, and one test
-    assert whole["hours_of_the_whole"] == pytest.approx(whole["seconds_per_stage"] * whole["of"] / 3600)
+def test_all_that_an_accelerator_would_be_asked_runs_on_a_processor(scripts, tmp_path):
+    """Every part, in its smallest form; another part of the file stays as it was."""
+    gpu, device, path = scripts.gpu, scripts.gpu.Device("cpu"), tmp_path / "gpu.json"
+
+    class Broken(scripts.contenders.Floor):
+        def step(self):
+            raise RuntimeError("no such kernel")
+
+    peers = {"stand-in": scripts.contenders.Floor, "broken": Broken}
+    for name in gpu.PARTS:
+        saved = []
+
+        def save(found, name=name, saved=saved):
+            gpu.keep(path, name, found, device)
+            saved.append(json.loads(path.read_text())[name])
+
+        gpu.measure(name, gpu.TINY, device, 5, peers, None, save)
+        assert len(saved) > 1, "what is measured is kept before all of it is"
+    found = json.loads(path.read_text())
+    assert list(found) == list(gpu.PARTS)
+    assert all(part["date"] and part["device"] and part["cuda"] is None for part in found.values())
+    (net,) = gpu.TINY.steps
+    assert found["steps"]["left_out"] == [
+        f"steps, {net.name}, S {samples}, {line}"
+        for samples in net.samples
+        for line in (
+            "mfvi, one graph: BenchError, only CUDA has graphs",
+            "broken: RuntimeError, no such kernel",
+        )
+    ]
+    ours = {"plain", "mfvi", "radial", "ivon", "mfvi, tensor by tensor", "stand-in"}
+    rows = {(row["samples"], row["contender"]) for row in found["steps"]["steps"]}
+    assert rows == {(samples, name) for samples in net.samples for name in ours}
+    (net,) = gpu.TINY.networks
+    rows = {(row["precision"], row["method"]) for row in found["networks"]["networks"]}
+    assert rows == {(p, name) for p in ("32-true", "bf16-mixed") for name in net.methods}
+    assert {row["walk"] for row in found["draws"]["walks"]} == {"loop", "vmap", "stacked"}
+    whole, beginning = found["runs"]["runs"]
+    assert whole["stages"] == whole["of"]
+    assert beginning["stages"] == 3  # two points acquired, and one test
+    for row in (whole, beginning):
+        told = row["seconds"] / row["stages"] * row["of"] / 3600
+        assert row["hours_of_the_whole"] == pytest.approx(told)
 
 
 class _SoonOver:
@@ -234,21 +263,24 @@ class _SoonOver:
 
 def test_a_deadline_within_a_fit_ends_the_trajectory_and_ctrl_c_ends_the_script(scripts, monkeypatch):
     gpu, device = scripts.gpu, scripts.gpu.Device("cpu")
-    found = gpu.trajectory(gpu.TINY, device, None, _SoonOver())
-    assert found["left_out"] == "not one stage ended in time"
+    with pytest.raises(BenchError, match="not one stage ended in time"):
+        gpu.trajectory(gpu.TINY.runs[1], device, None, _SoonOver())
 
     def interrupted(*plan):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(gpu.runner, "execute", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        gpu.trajectory(gpu.TINY, device, None, _SoonOver())
+        gpu.trajectory(gpu.TINY.runs[1], device, None, _SoonOver())
 
 
 def test_what_there_is_no_time_for_is_named(scripts):
-    found = scripts.gpu.measure(scripts.gpu.FULL, scripts.gpu.Device("cpu"), minutes=0)
-    assert not found["steps"]
-    assert {line.partition(",")[0] for line in found["left_out"]} == {"steps", "walks", "fits", "trajectory"}
+    gpu = scripts.gpu
+    for name in gpu.PARTS:
+        found = gpu.measure(name, gpu.FULL, gpu.Device("cpu"), 0, {})
+        assert found.keys() == {"seconds", "left_out"}
+        assert found["left_out"]
+        assert all(line.endswith(": no time left") for line in found["left_out"])
 
 
 # ---- forecasts

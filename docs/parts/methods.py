@@ -135,21 +135,32 @@ def small_fits() -> str:
 
 
 def accelerator() -> str:
-    """The committed measurement of benchmarks/gpu.py: training steps, S draws, fits side by side."""
-    measured = json.loads(ACCELERATOR.read_text())
+    """The committed measurements of benchmarks/gpu.py, part by part."""
+    parts = json.loads(ACCELERATOR.read_text())
+    found = {name: rows for part in parts.values() for name, rows in part.items() if isinstance(rows, list)}
     steps = [
+        [
+            *(str(row[name]) for name in ("network", "batch", "samples")),
+            f"`{row['contender']}`",
+            f"{row['milliseconds']:.2f}",
+            f"{row['to_plain']:.2f}",
+            f"{row['peak_mib']:.0f}",
+        ]
+        for row in found.get("steps", [])
+    ]
+    methods = [
         [
             *(str(row[name]) for name in ("network", "batch", "precision")),
             f"`{row['method']}`",
             f"{row['milliseconds']:.1f}",
-            *(f"{row[name]:.2f}" for name in ("to_plain", "to_mc_dropout")),
+            f"{row['images_per_second']:,.0f}",
+            *(f"{row[name]:.2f}" if row[name] else "-" for name in ("to_plain", "to_mc_dropout")),
             f"{row['peak_mib']:.0f}",
         ]
-        for row in measured["steps"]
-        if row["method"] != "plain"
+        for row in found.get("networks", [])
     ]
     passes: dict[tuple[str, int], dict[str, str]] = {}
-    for row in measured["walks"]:
+    for row in found.get("walks", []):
         ways = passes.setdefault((f"{row['network']}, batch {row['batch']}", row["samples"]), {})
         ways[row["walk"]] = f"{row['milliseconds']:.1f}"
     draws = [
@@ -158,16 +169,31 @@ def accelerator() -> str:
     ]
     fits = [
         [row["case"], *(f"{row[f'{way}_seconds']:.2f}" for way in ("single", "fit_many", "stacked"))]
-        for row in measured["fits"]
+        for row in found.get("fits", [])
     ]
-    cost = ["ms per step", "to the plain network", "to `mc_dropout`", "most memory, MiB"]
-    tables = (
-        table(["network", "batch", "precision", "method", *cost], steps),
-        table(["a forward and backward pass", "S", "loop, ms", "batched product, ms", "vmap, ms"], draws),
-        table(["fits of `mfvi`", "one by one, s", "`fit_many`, s", "side by side, s"], fits),
-    )
-    about = f"{measured['date']}, {measured['device']}, torch {measured['torch']}, CUDA {measured['cuda']}."
-    return "\n\n".join([*tables, about])
+    whole = [
+        [
+            f"`{row['method']}`",
+            f"`{row['task']}`",
+            row["preset"],
+            f"{row['stages']} of {row['of']}",
+            *(f"{value:.1f}" for value in (row["seconds"] / 60, 60 * row["hours_of_the_whole"])),
+        ]
+        for row in found.get("runs", [])
+    ]
+    memory, cost = "most memory, MiB", ["ms per step", "images a second", "to the plain network"]
+    tables = {
+        "steps": (["network", "batch", "S", "a step of", "ms", "to the plain network", memory], steps),
+        "networks": (["network", "batch", "precision", "method", *cost, "to `mc_dropout`", memory], methods),
+        "walks": (["a forward and backward pass", "S", "loop, ms", "batched product, ms", "vmap, ms"], draws),
+        "fits": (["fits of `mfvi`", "one by one, s", "`fit_many`, s", "side by side, s"], fits),
+        "runs": (["method", "task", "preset", "stages", "minutes", "the whole, minutes"], whole),
+    }
+    written = []
+    for part in parts.values():
+        written += [table(*tables[name]) for name in tables if part.get(name)]
+        written.append(f"{part['date']}, {part['device']}, torch {part['torch']}, CUDA {part['cuda']}.")
+    return "\n\n".join(written)
 
 
 def tuning() -> str:
