@@ -58,7 +58,7 @@ NAMES: dict[str, dict[str, object]] = {
     "laplace_last_layer": {"weights": "last_layer", "curvature": "full"},
 }
 SEARCH = {
-    "learning_rate": (1e-4, 1e-1, "log"),
+    "learning_rate": (1e-4, 1.0, "log"),
     "curvature": ["diagonal", "kronecker", "full"],
     "prior_precision": ["task", "tuned", "validation"],
 }
