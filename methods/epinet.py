@@ -35,7 +35,7 @@ from bench.settings import Count, NonNegative, Positive, settings
 from bench.weights import blocks
 
 NAMES: dict[str, dict[str, object]] = {"epinet": {}}
-SEARCH = {"learning_rate": (1e-4, 1e-2, "log"), "prior_scale": (0.03, 10.0, "log"), "index": [4, 8, 16, 32]}
+SEARCH = {"learning_rate": (1e-4, 1e-1, "log"), "prior_scale": (0.03, 10.0, "log"), "index": [4, 8, 16, 32]}
 
 
 @settings

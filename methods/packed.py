@@ -38,7 +38,7 @@ from bench.settings import Count, Positive, settings
 from bench.weights import Walk, blocks, conv_stack, forward
 
 NAMES: dict[str, dict[str, object]] = {"packed": {}}
-SEARCH = {"learning_rate": (1e-4, 1e-2, "log"), "alpha": (1.0, 4.0, "linear")}
+SEARCH = {"learning_rate": (1e-4, 1e-1, "log"), "alpha": (1.0, 4.0, "linear")}
 
 
 @settings
