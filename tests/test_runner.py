@@ -422,6 +422,19 @@ def test_unfinished_run_under_other_circumstances_is_one_line(tmp_path, monkeypa
 # ---- runs that go wrong
 
 
+def test_predictions_beyond_their_stored_type_are_recorded_as_diverged(tmp_path):
+    """They are finite, so that no law of predictions is broken; what float16 makes of them has no score."""
+    told = r"diverged: mean of the predictions is beyond float16, and the metric joint_log_loss may not be"
+    with pytest.raises(Diverged, match=told):
+        run(tmp_path, "toys:PredictsHuge", task="oracle_regression", preset="smoke", task_settings={})
+    (path,) = tmp_path.rglob("record.json")
+    record = records.read_record(path.parent)
+    assert record.status == "diverged"
+    assert record.reason.startswith("diverged: mean of the predictions")
+    assert set(record.metrics.values()) == {None}
+    assert records.read_arrays(path.parent)["mean"].dtype == np.float16
+
+
 def test_diverged_run_is_recorded_with_stage_and_step(tmp_path, done):
     with pytest.raises(Diverged, match="epoch 1, step 2: the loss is nan; recorded in"):
         run(tmp_path, "toys:TurnsNaN", method_settings={"at_step": 2})

@@ -83,6 +83,15 @@ class PredictsNaN(MAP):
         return type(prediction)(prediction.log_probs * float("nan"))
 
 
+class PredictsHuge(MAP):
+    """Trains well and predicts numbers that float16 does not hold."""
+
+    def predict(self, inputs: torch.Tensor, num_samples: int, generator: torch.Generator) -> Prediction:
+        """A prediction that is one, and a million off."""
+        prediction = super().predict(inputs, num_samples, generator)
+        return replace(prediction, mean=prediction.mean + 1e6)
+
+
 class HasBug(MAP):
     """Raises in its first training step, with a message of two lines."""
 

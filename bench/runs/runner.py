@@ -12,13 +12,14 @@ import logging
 import math
 import traceback
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from bench import figures
@@ -377,7 +378,7 @@ def _outcome(setup: Setup, claim: Claim, log: logging.Logger) -> _Outcome:
             found = _compute(setup.protocol, setup.engine)
         records.write_arrays(setup.directory, found)
         arrays, digest = found, array_digest(found)
-        scores = records.split_metrics(setup.protocol.score(arrays), setup.protocol.spec)
+        scores = _scores(setup.protocol, arrays)
     except Diverged as error:
         return _Outcome("diverged", claim.seconds, claim.energy, error, arrays, digest)
     except BenchError as error:
@@ -389,6 +390,24 @@ def _outcome(setup: Setup, claim: Claim, log: logging.Logger) -> _Outcome:
         failure = BenchError(f"failed: {_first_line(error)}")
         return _Outcome("failed", claim.seconds, claim.energy, failure, arrays, digest)
     return _Outcome("completed", claim.seconds, claim.energy, None, arrays, digest, scores)
+
+
+def _scores(protocol: Task, arrays: Arrays) -> records.Scores:
+    """The metrics of the arrays, and why some have no value.
+
+    Raises:
+        Diverged: If a metric that always has a value has none, and predictions are too large for their type.
+    """
+    floats = {name: array for name, array in arrays.items() if array.dtype.kind == "f"}
+    beyond = [name for name, array in floats.items() if not np.isfinite(array).all()]
+    try:
+        with np.errstate(all="ignore") if beyond else nullcontext():
+            return records.split_metrics(protocol.score(arrays), protocol.spec)
+    except ValueError as error:
+        if not beyond:
+            raise
+        too_large = f"{beyond[0]} of the predictions is beyond {arrays[beyond[0]].dtype}"
+        raise Diverged(f"diverged: {too_large}, and {error}") from None
 
 
 # -------------------------------------------------------------------------------------------- after the run
