@@ -483,6 +483,10 @@ def test_metrics_agree_but_for_the_last_bits():
     )  # of a risk of 0.4
     assert entries.agree({"temperature": 0.4722821777817464}, {"temperature": 0.4722821777835616})
     assert not entries.agree({"bias": -0.00049458041}, {"bias": -0.0004945804163200597})
+    # Two images whose entropies differ in their last bits: an area of a committed run of `sghmc`.
+    assert entries.agree({"aupr_x_entropy": 0.9302070593895033}, {"aupr_x_entropy": 0.930207783156566})
+    assert not entries.agree({"aupr_x_entropy": 0.93020}, {"aupr_x_entropy": 0.93022})
+    assert not entries.agree({"nll": 0.9302070593895033}, {"nll": 0.930207783156566})
     for other in ({"a": 0.49424715, "b": None}, {"a": None, "b": None}, {"a": kept["a"]}, kept | {"b": 0.0}):
         assert not entries.agree(other, kept)
 

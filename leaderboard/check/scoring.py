@@ -307,7 +307,7 @@ def _refuse_claims(run: HandedIn, arrays: Arrays, task: Task) -> None:
         computed = again[name]
         if (claim is None) != (computed is None):
             raise Rejected("metric-undefined", f"{run.name}: {name} is {claim}, computed is {computed}")
-        if claim is not None and computed is not None and not same(claim, computed):
+        if claim is not None and computed is not None and not same(name, claim, computed):
             raise Rejected("metric-differs", f"{run.name}: {name} is {claim!r}, computed is {computed!r}")
     with _scoring(run.name):
         losses = task.losses(arrays)

@@ -186,8 +186,8 @@ def _spec(run: Path, record: Record) -> Spec:
 def agree(first: Mapping[str, float | None], second: Mapping[str, float | None]) -> bool:
     """Whether metrics are the same numbers but for what processors differ by (`records.same`)."""
     return first.keys() == second.keys() and all(
-        a is b is None or (a is not None and b is not None and same(a, b))
-        for a, b in zip(first.values(), (second[name] for name in first), strict=True)
+        a is b is None or (a is not None and b is not None and same(name, a, b))
+        for name, a, b in ((name, a, second[name]) for name, a in first.items())
     )
 
 

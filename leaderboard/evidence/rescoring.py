@@ -49,7 +49,7 @@ def rescore(run: Path) -> Moved:
     moved: Moved = {}
     for name in metrics.keys() & before.metrics.keys():
         was, now = before.metrics[name], metrics[name]
-        if was is not None and now is not None and same(was, now):
+        if was is not None and now is not None and same(name, was, now):
             metrics[name] = was
         elif was != now:
             moved[name] = was, now

@@ -144,7 +144,7 @@ def scored(run: Scored, task: Task, known: Truth, examined: bool = True) -> Scor
         name: float(value) if isinstance(value, float | int) and math.isfinite(value) else None
         for name, value in found.items()
     }
-    wrong = [name for name, value in metrics.items() if not _agree(value, record.metrics.get(name))]
+    wrong = [name for name, value in metrics.items() if not _agree(name, value, record.metrics.get(name))]
     if wrong:
         is_, was = metrics[wrong[0]], record.metrics.get(wrong[0])
         problem = f"its arrays give {wrong[0]} {_short(is_)}, its record of seed {files.seed} {_short(was)}"
@@ -162,11 +162,11 @@ def load(path: str) -> Arrays:
     return safetensors.numpy.load(Path(path).read_bytes())
 
 
-def _agree(first: float | None, second: float | None) -> bool:
-    """Whether two metrics are the same, or neither is defined."""
+def _agree(name: str, first: float | None, second: float | None) -> bool:
+    """Whether two values of a metric are the same, or neither is defined."""
     if first is None or second is None:
         return first is second
-    return same(first, second)
+    return same(name, first, second)
 
 
 def _short(value: float | None) -> str:
