@@ -111,8 +111,8 @@ ADDS: Final = 0.5
 """Share of its distance from either run alone below which a run has to come by a mixture of the two.
 
 Of fifty runs one always takes a little away. `swag` and `swag_diagonal` of one search average one trajectory,
-and what parts them is smooth until another run explains it: 0.57 at least of the distance is then left, where a
-mean of two entries with noise has 0.1 at most, unless the two are nearly one.
+and what parts them is smooth until another run explains it: 0.57 at least of the distance is then left, where
+a mean of two entries with noise has 0.1 at most, unless the two are nearly one.
 """
 _TRIED: Final = 8
 """Runs of which each is tried with the one that completes it best."""
