@@ -26,7 +26,7 @@ LEVELS = (90, 50, 80, 95)
 """Central intervals that are scored, in percent; the first are shown first."""
 BINS = 10
 """Of the PIT histogram."""
-_BLOCK = 800
+_BLOCK = 100
 """Mixtures that are scored at once, few enough for the cache of a processor."""
 
 

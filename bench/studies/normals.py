@@ -28,7 +28,7 @@ SMALLEST = 1e-12
 
 _NEAR, _ULPS = 1e-12, 4 * np.finfo(np.float64).eps
 """Tolerance of a quantile: in standard deviations of the narrowest normal, and of its own size."""
-_BLOCK = 800
+_BLOCK = 200
 """Mixtures that are solved at once, few enough for the cache of a processor."""
 
 
