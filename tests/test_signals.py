@@ -154,6 +154,15 @@ def test_error_raised_while_an_interrupt_is_handled_is_the_interrupt():
 
     with pytest.raises(KeyboardInterrupt), signals.unturned():
         imports()
+
+    def explains():
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise ImportError("initialization failed") from ValueError("of something else")
+
+    with pytest.raises(KeyboardInterrupt), signals.unturned():
+        explains()
     with pytest.raises(ImportError, match="by itself"), signals.unturned():
         raise ImportError("by itself")
 

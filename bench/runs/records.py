@@ -418,7 +418,7 @@ ABSOLUTE: Final = 1e-12
 
 A_SWAP: Final = 1e-5
 """Of areas under curves of ranks: processors order otherwise what differs in its last bits."""
-_AREA: Final = re.compile(r"(^|_)(auroc|aupr)(_|$)")
+_AREA: Final = re.compile(r"(^|_)(auroc|aupr|auc|aurc|augrc)(_|$)")
 
 
 def same(name: str, claim: float, computed: float) -> bool:

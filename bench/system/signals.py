@@ -47,12 +47,14 @@ def unturned() -> Iterator[None]:
 
 def _is_of_interrupt(error: BaseException | None) -> bool:
     """Whether an error was raised by or while an interrupt was handled."""
-    seen = set()
-    while error is not None and id(error) not in seen:
+    behind, seen = [error], set()
+    while behind:
+        error = behind.pop()
         if isinstance(error, KeyboardInterrupt):
             return True
-        seen.add(id(error))
-        error = error.__cause__ or error.__context__
+        if error is not None and id(error) not in seen:
+            seen.add(id(error))
+            behind += [error.__cause__, error.__context__]
     return False
 
 
