@@ -43,7 +43,7 @@ from bench.weights import forward, ravel, unravel
 NAMES: dict[str, dict[str, object]] = {"full_cov_vi": {}}
 SEARCH = {
     "learning_rate": (1e-4, 1e-1, "log"),
-    "initial_rho": (-6.0, -1.0, "linear"),
+    "initial_rho": (-9.0, -1.0, "linear"),
     "train_samples": [1, 4, 16],
 }
 

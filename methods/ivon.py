@@ -44,8 +44,8 @@ NAMES: dict[str, dict[str, object]] = {"ivon": {}}
 SEARCH = {
     "learning_rate": (1e-3, 1.0, "log"),
     "initial_scale": (1e-2, 0.2, "log"),
-    "beta2": [0.99, 0.999, 0.9999],
-    "train_samples": [1, 2, 4],
+    "beta2": [0.9, 0.99, 0.999, 0.9999],
+    "train_samples": [1, 2, 4, 8],
 }
 
 

@@ -40,7 +40,7 @@ from bench.weights import forward, reparametrise
 NAMES: dict[str, dict[str, object]] = {"matrix_normal_vi": {}}
 SEARCH = {
     "learning_rate": (1e-4, 1e-1, "log"),
-    "initial_rho": (-6.0, -1.0, "linear"),
+    "initial_rho": (-9.0, -1.0, "linear"),
     "train_samples": [1, 4, 16],
 }
 

@@ -37,7 +37,7 @@ from bench.weights import forward, reparametrise
 NAMES: dict[str, dict[str, object]] = {"mfvi": {}, "mfvi_ensemble": {"members": 3}}
 SEARCH = {
     "learning_rate": (1e-4, 1e-1, "log"),
-    "initial_rho": (-7.0, -1.0, "linear"),
+    "initial_rho": (-9.0, -1.0, "linear"),
     "train_samples": [1, 2, 4, 8],
 }
 

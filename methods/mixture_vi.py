@@ -44,7 +44,7 @@ NAMES: dict[str, dict[str, object]] = {"mixture_vi": {}}
 PRESETS = {"smoke": {"elbo_samples": 4}}
 SEARCH = {
     "learning_rate": (1e-4, 1e-1, "log"),
-    "initial_rho": (-6.0, -1.0, "linear"),
+    "initial_rho": (-9.0, -1.0, "linear"),
     "components": [1, 2, 4],
 }
 

@@ -31,7 +31,13 @@ PATTERN = re.compile(rf"nf_gaussian_(?P<mean>-?{NUMBER})_(?P<variance>{NUMBER})"
 PRESETS: dict[str, dict[str, object]] = {
     "paper": {"masks": "published", "schedule": "constant"},
 }
-SEARCH = {"learning_rate": (1e-4, 1e-1, "log"), "train_samples": [1, 5, 10]}
+SEARCH = {
+    "learning_rate": (1e-4, 1e-1, "log"),
+    "variance": (1e-4, 1.0, "log"),
+    "trainable": [False, True],
+    "start": ["random", "identity"],
+    "train_samples": [1, 5, 10],
+}
 
 
 @settings

@@ -34,7 +34,7 @@ PRESETS = {"smoke": {"learning_rate": 0.01, "burn_in": 0.0, "kept": 20}}
 SEARCH = {
     "learning_rate": (1e-3, 10.0, "log"),
     "friction": [0.01, 0.03, 0.1, 0.3],
-    "burn_in": (0.1, 0.8, "linear"),
+    "burn_in": (0.0, 0.8, "linear"),
 }
 
 

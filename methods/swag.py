@@ -36,7 +36,11 @@ NAMES: dict[str, dict[str, object]] = {
     "swag": {"covariance": "low_rank"},
     "swag_diagonal": {"covariance": "diagonal"},
 }
-SEARCH = {"learning_rate": (1e-4, 1e-1, "log"), "swa_learning_rate": (1e-4, 1e-1, "log")}
+SEARCH = {
+    "learning_rate": (1e-4, 1e-1, "log"),
+    "swa_learning_rate": (1e-4, 1e-1, "log"),
+    "scale": (1e-2, 1e3, "log"),
+}
 
 _SMALLEST_VARIANCE = 1e-30
 
