@@ -46,6 +46,7 @@ SEARCH = {
     "learning_rate": (1e-4, 1e-1, "log"),
     "initial_rho": (-9.0, -1.0, "linear"),
     "components": [1, 2, 4],
+    "train_samples": [1, 4, 8],
 }
 
 Several = Annotated[int, Field(ge=2)]
