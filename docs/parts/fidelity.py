@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -34,13 +35,19 @@ from bench.settings import build
 from bench.studies import fidelity_rows
 from bench.sweep import tune
 
-CONTESTANTS = {
-    "bench.peers.LaplaceTorch+learning_rate=0.01,optimizer=amsgrad": "laplace+curvature=full",
-    "bench.peers.PosteriorsLaplace+learning_rate=0.01,optimizer=amsgrad": "laplace+curvature=full",
-    "bench.peers.PosteriorsVI": "mfvi",
-    "bench.peers.PosteriorsSGLD": "sgld",
+CONTESTANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bench.peers.LaplaceTorch+learning_rate=0.01,optimizer=amsgrad": (
+        "laplace",
+        {"learning_rate": 0.01, "curvature": "full", "prior_precision": "task"},
+    ),
+    "bench.peers.PosteriorsLaplace+learning_rate=0.01,optimizer=amsgrad": (
+        "laplace",
+        {"learning_rate": 0.01, "curvature": "full", "prior_precision": "task"},
+    ),
+    "bench.peers.PosteriorsVI": ("mfvi", {"learning_rate": 0.01, "initial_rho": -3.0, "train_samples": 1}),
+    "bench.peers.PosteriorsSGLD": ("sgld", {"learning_rate": 0.01, "burn_in": 0.5}),
 }
-"""Posterior of another library -> ours of the same settings."""
+"""Posterior of another library -> ours, and the settings under which the two are one."""
 
 
 WIDTHS = {
@@ -53,6 +60,19 @@ WIDTHS = {
 
 
 EXACT = "second run of the reference"
+
+
+def preset(name: str, task: str) -> tuple[registry.Entry, Any]:
+    """A method, and its settings on the task in the preset `standard`."""
+    resolved = resolution.resolve(build(Plan, {"method": name, "task": task}))
+    return registry.method(name), resolved.method_settings
+
+
+def of_ours(theirs: str, task: str) -> str:
+    """How records name ours of the settings of theirs."""
+    name, settings = CONTESTANTS[theirs]
+    method, standard = preset(name, task)
+    return resolution.identity(method, replace(standard, **settings), standard)
 
 
 def fidelity() -> str:
@@ -81,10 +101,9 @@ def tuned() -> str:
     for path in sorted(tune.OTHERWISE.glob("fidelity_*/*.json")):
         told = tune.read(path)
         by_distance = tune.read(resolution.tuned_path(told.method, told.task, resolution.TUNED))
-        task, method = registry.task(told.task), registry.method(told.method)
-        standard = resolution.resolve(build(Plan, {"method": told.method, "task": task.name}))
+        method, standard = preset(told.method, told.task)
         settings = registry.build(method.cls.settings_class, {**method.fixed, **told.chosen}, "method")
-        identity = resolution.identity(method, settings, standard.method_settings)
+        identity = resolution.identity(method, settings, standard)
         cells = [list(by_seed(told.task, name).values()) for name in (told.method, identity)]
         distances = [metric(group, "wasserstein") if group else "-" for group in cells]
         rows.append(
@@ -111,7 +130,8 @@ def contestants() -> str:
     """Distance to the exact posterior of theirs and of ours, and the difference, paired by seed."""
     rows = []
     for task in ("fidelity_toy", "fidelity_iris"):
-        for theirs, ours in CONTESTANTS.items():
+        for theirs in CONTESTANTS:
+            ours = of_ours(theirs, task)
             pair = [
                 {
                     seed: float(record.metrics["wasserstein"])
