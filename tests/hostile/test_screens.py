@@ -72,6 +72,19 @@ def test_no_entry_of_the_project_is_flagged(task):
 # ---- copies
 
 
+def test_a_mixture_of_two_is_caught_among_fifty_examples_too():
+    """All draws of one entry and of another in one run; with the draws of a third for a tenth it passes."""
+    draws = {m: [runs[s][0]["draws"] for s in (1, 2, 0)] for m, runs in entries("fidelity_iris").items()}
+    first, second, third = (draws[m] for m in ("mfvi", "laplace", "sgld"))
+    both = [{"draws": np.concatenate(pair)} for pair in zip(first, second, strict=True)]
+    assert beside("fidelity_iris", both) == ["copy"]
+    more = [
+        {"draws": np.concatenate([*three[:2], three[2][:18]])}
+        for three in zip(first, second, third, strict=True)
+    ]
+    assert beside("fidelity_iris", more) == []
+
+
 def normalised(log_probs):
     wide = log_probs - log_probs.max(-1, keepdims=True)
     return (wide - np.log(np.exp(wide).sum(-1, keepdims=True))).astype(np.float16)
