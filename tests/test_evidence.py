@@ -894,7 +894,12 @@ def test_what_is_nearest_differs_by_problem_and_one_method_is_near_on_all():
         assert len(means) == 19
         order[task] = sorted(means, key=means.__getitem__)
         assert distances(task, "hmc").mean() < min(means.values())
-    assert [of[0] for of in order.values()] == ["sghmc", "invariant_vi", "radial_ensemble", "matrix_normal_vi"]
+    assert [of[0] for of in order.values()] == [
+        "sghmc",
+        "invariant_vi",
+        "radial_ensemble",
+        "matrix_normal_vi",
+    ]
     assert set.intersection(*(set(of[:6]) for of in order.values())) == {"nf_gaussian"}
     before_map = {task: set(of[: of.index("map")]) for task, of in order.items()}
     normals = {"mfvi", "radial", "matrix_normal_vi", "full_cov_vi", "ivon", "invariant_vi", "mixture_vi"}

@@ -290,11 +290,11 @@ def test_bench_show_ends_with_the_marks(capsys):
     """A committed chain that drifted, and one of the same task that has no such diagnostic."""
     folder = SUBMISSIONS / "reference" / "fidelity_toy"
     assert cli.main(["show", str(folder / "sgld" / "seed0")]) == 0
-    assert "mark: a weight did not move: its slowest weight is worth 1.45 of 50" in capsys.readouterr().out
+    assert "mark: a weight did not move: its slowest weight is worth 1.46 of 50" in capsys.readouterr().out
     assert cli.main(["show", str(folder / "map" / "seed0")]) == 0
     assert "mark:" not in capsys.readouterr().out
     assert cli.main(["show", str(folder / "sgld" / "seed0"), "--format", "json"]) == 0
     for row in json.loads(capsys.readouterr().out):
         assert row["marks"] == [
-            "a weight did not move: its slowest weight is worth 1.45 of 50 independent draws"
+            "a weight did not move: its slowest weight is worth 1.46 of 50 independent draws"
         ]
