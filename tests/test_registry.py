@@ -196,7 +196,7 @@ def test_names_of_methods_and_tasks_do_not_collide():
     ],
 )
 def test_a_run_has_the_name_that_fixes_most_of_its_settings(typed, settings, members, identity):
-    """However it was typed, with the settings that were typed; both laplaces have presets here, and neither is tuned."""
+    """However it was typed, with the settings that were typed; both laplaces have untuned presets here."""
     values = {"method_settings": settings, "members": members}
     chosen = resolve(Plan(method=typed, task="toy_regression", **values))
     assert chosen.method_identity == identity
