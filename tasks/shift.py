@@ -16,6 +16,10 @@ Foreign images: of digits and CIFAR-10 uniform noise, and the test images with t
 are as bright as known ones; of MNIST FashionMNIST and back, and noise. Detection needs no fit of its own, so
 its scores are columns here, beside those under shift.
 
+`bench tune` chooses by the NLL of the first of these parts under the same corruptions, each image once at
+every severity. Clean, its images are all but solved and do not tell a sure posterior from a right one. So a
+search knows which kinds of corruption are tested, and no test image.
+
 With `joint` batches of ten images are predicted jointly (bench/studies/joint.py), clean ones and ones at the
 largest severity. The first 200 test images make 100 pairs, and each image of a batch is one of a pair, by the
 toss of a coin. Draws are scored as they are, at whatever `calibration`.
@@ -127,7 +131,7 @@ class Shift(PictureTask):
             version=2,
             metrics=found | shift.JOINT if self.settings.joint else found,
             main_metric="nll",
-            validation_metric="nll_clean",
+            validation_metric="nll",
             baseline="map",
             reference="deep_ensemble",
         )
@@ -152,14 +156,15 @@ class Shift(PictureTask):
             ImageGroup(test),
             *(ImageGroup(test, kind, s) for s in self.severities for kind in corruptions.KINDS),
         ]
-        parts = ImageGroups([*held_out, *cells, *map(ImageGroup, others)], *self.moments)
+        searched, labels = self.searched
+        parts = ImageGroups([*held_out, *cells, *map(ImageGroup, others), *searched], *self.moments)
         prediction = engine.predict(method, parts, own.test_samples)
-        ends = np.cumsum([*parts.sizes[:2], len(cells) * len(test)])
-        of_parts = np.split(metrics.store(prediction.average()), ends)
+        ends = np.cumsum([*parts.sizes[:2], len(cells) * len(test), len(others) * len(test)])
+        *of_parts, seen = np.split(metrics.store(prediction.average()), ends)
         names = "val_log_probs", "calibration_log_probs", "log_probs", "foreign_log_probs"
         arrays = dict(zip(names, of_parts, strict=True))
         information = bald(prediction).float().numpy()
-        _, _, arrays["information"], arrays["foreign_information"] = np.split(information, ends)
+        _, _, arrays["information"], arrays["foreign_information"], _ = np.split(information, ends)
         for name in ("log_probs", "information", "foreign_log_probs", "foreign_information"):
             arrays[name] = arrays[name].reshape(-1, len(test), *arrays[name].shape[1:])
         if own.joint:
@@ -167,9 +172,18 @@ class Shift(PictureTask):
             at = ends[1] + cell * len(test) + np.arange(2 * self.pairs)
             assert isinstance(prediction, Categorical)
             arrays["joint_log_probs"] = metrics.store(prediction.log_probs[:, at])
-        seen = metrics.restore(arrays["val_log_probs"])
-        engine.log("nll_clean", metrics.negative_log_likelihood(seen, self.held_out("val")))
+        engine.log("nll", metrics.negative_log_likelihood(metrics.restore(seen), labels))
+        clean = metrics.restore(arrays["val_log_probs"])
+        engine.log("nll_clean", metrics.negative_log_likelihood(clean, self.held_out("val")))
         return arrays
+
+    @property
+    def searched(self) -> tuple[list[ImageGroup], np.ndarray]:
+        """What a search chooses by: validation images, each once at every severity, kinds in turn; labels."""
+        rows, kinds = self.rows["val"], list(corruptions.KINDS)
+        turns = [(s, k, rows[k :: len(kinds)]) for s in self.severities for k in range(len(kinds))]
+        groups = [ImageGroup(self.pictures.train[own], kinds[k], s) for s, k, own in turns]
+        return groups, self.pictures.train_labels[np.concatenate([own for *_, own in turns])]
 
     @property
     def pairs(self) -> int:

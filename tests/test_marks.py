@@ -21,7 +21,7 @@ from bench.leaderboard.evidence.entries import directory_of
 from bench.leaderboard.evidence.submission import SUBMISSIONS
 from bench.leaderboard.rank.board import build
 from bench.leaderboard.site import pages
-from bench.runs import marks, registry, resolution
+from bench.runs import marks, measures, registry, resolution
 from bench.runs.marks import MEANINGS, Mark, at_least, of_run, together
 from bench.runs.records import Record
 from bench.runs.searches import NONE_TUNED, Searches, parted, searches
@@ -148,14 +148,19 @@ def test_tuned_means_the_budget_that_all_searches_of_the_task_have(tmp_path, mon
     monkeypatch.setattr(resolution, "TUNED", tmp_path)
     assert searches("split_digits") == Searches({})
     (tmp_path / "split_digits").mkdir()
-    for method, budget in (("map", 10), ("mfvi", 10)):
-        content = json.dumps({"method": method, "budget": budget})
-        (tmp_path / "split_digits" / f"{method}.json").write_text(content)
+    metric = measures.written()["split_digits"].validation_metric
+    for method, budget, criterion in (
+        ("map", 10, metric),
+        ("mfvi", 10, metric),
+        ("radial", 20, "accuracy_of_old"),
+    ):
+        content = {"method": method, "budget": budget, "criterion": {"metric": criterion, "on": "validation"}}
+        (tmp_path / "split_digits" / f"{method}.json").write_text(json.dumps(content))
     found = searches("split_digits")
     assert found.budget == 10
     assert found.is_tuned("tuned", "map")
     assert found.is_tuned("tuned", "deep_ensemble")  # by its member, map
-    assert not found.is_tuned("tuned", "radial")
+    assert not found.is_tuned("tuned", "radial")  # by what no search of the task chooses by any more
     assert not found.is_tuned("by_hand", "map")
     assert found.is_tuned("tuned", "theirs", 10)
     assert not found.is_tuned("tuned", "theirs", 11)

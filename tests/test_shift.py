@@ -38,7 +38,7 @@ def test_one_fit_and_one_prediction_of_all_parts(done):
     assert sum(map(len, parts)) == len(set.union(*parts)) == 1442
     assert len(problem.val) == 206
     (images,) = reader.inputs
-    assert len(images) == 2 * 206 + (CELLS + 2) * 30
+    assert len(images) == 2 * 206 + (CELLS + 2) * 30 + len(SEVERITIES) * 206
     assert misfit(task.layouts(), {k: (a.dtype.name, a.shape) for k, a in arrays.items()}) is None
     assert sum(array.nbytes for array in arrays.values()) < 2**20
 
@@ -50,8 +50,30 @@ def test_images_are_normalised_by_the_training_images(done):
     assert float(train.mean()) == pytest.approx(0, abs=1e-4)
     assert float(train.var()) == pytest.approx(1, abs=1e-3)
     (images,) = reader.inputs
-    noise = images[-60:-30].double() * task.moments[1] + task.moments[0]
+    ends = len(images) - len(SEVERITIES) * 206
+    noise = images[ends - 60 : ends - 30].double() * task.moments[1] + task.moments[0]
     assert float(noise.mean()) == pytest.approx(0.5, abs=5 / (12 * 30 * 64) ** 0.5)
+
+
+def test_a_search_sees_every_validation_image_once_at_every_severity(done):
+    """Under each kind in turn, never a test image: their NLL by hand is the number that the run logged."""
+    task, _, reader = done
+    rows = task.rows["val"]
+    assert not len(np.intersect1d(rows, np.concatenate([task.rows["train"], task.rows["calibration"]])))
+    images, labels = [], []
+    for severity in SEVERITIES:
+        for turn, kind in enumerate(corruptions.KINDS):
+            own = [row for place, row in enumerate(rows) if place % 12 == turn]
+            images.append(corruptions.numbered(task.pictures.train[own], kind, severity))
+            labels += [int(task.pictures.train_labels[row]) for row in own]
+    shown = pictures.normalised(torch.from_numpy(np.concatenate(images)), *task.moments)
+    torch.testing.assert_close(reader.inputs[0][-len(labels) :], shown)
+    assert sorted(labels) == sorted(len(SEVERITIES) * task.held_out("val").tolist())
+    logits = -((shown.mean((1, 2, 3))[:, None] - torch.linspace(-1, 1, 10)) ** 2)
+    draws = torch.stack([(logits / temper).softmax(-1) for temper in (1, 2, 3)]).mean(0)
+    by_hand = -draws.log()[torch.arange(len(labels)), torch.tensor(labels)].mean()
+    logged = dict(reader.logged)
+    assert logged["nll"] == pytest.approx(float(by_hand), abs=1e-3)  # stored in half precision
 
 
 def test_severity_0_is_the_clean_score(done, monkeypatch):

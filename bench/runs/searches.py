@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from bench.errors import UsageError
-from bench.runs import registry, resolution
+from bench.runs import measures, registry, resolution
 
 LINE = "not tuned"
 """What the line says below which the entries stand whose settings are not tuned."""
@@ -53,15 +53,18 @@ class Searches:
 
 
 def searches(task: str) -> Searches:
-    """The committed searches of a task, by its name.
+    """The committed searches of a task by name; one by another validation metric than the task's is none.
 
     Raises:
         UsageError: If a file is no result of a search.
     """
-    budgets = {}
+    spec, budgets = measures.written().get(task), {}
     for path in sorted(resolution.tuned_path("any", task, resolution.TUNED).parent.glob("*.json")):
         try:
             found = json.loads(path.read_text())
+            criterion = found["criterion"]
+            if spec and criterion["on"] == "validation" and criterion["metric"] != spec.validation_metric:
+                continue
             budgets[str(found["method"])] = int(found["budget"])
         except (OSError, ValueError, KeyError, TypeError):
             raise UsageError(f"{path} is no result of bench tune: remove it or tune again") from None
