@@ -618,20 +618,20 @@ def test_svgd_alone_is_known_to_lose_less_under_shift_than_a_tuned_plain_network
     assert len(SHIFTED) == 25
     assert better == {"svgd"}
     ahead = [first["nll"] - second["nll"] for first, second in zip(plain, shifted("svgd"), strict=True)]
-    assert np.mean(ahead) == pytest.approx(0.051, abs=0.0005)
-    assert interval(ahead) == pytest.approx((0.007, 0.094), abs=0.0005)
-    assert len(worse) == 16
+    assert np.mean(ahead) == pytest.approx(0.035, abs=0.0005)
+    assert interval(ahead) == pytest.approx((0.013, 0.057), abs=0.0005)
+    assert len(worse) == 12
     more = [
         method
         for method in set(SHIFTED) - {"map"}
         if interval([b["accuracy"] - a["accuracy"] for a, b in zip(plain, shifted(method), strict=True)])[0]
         > 0
     ]
-    assert more == ["deep_ensemble"]
-    assert round(np.mean([metrics["nll"] for metrics in plain]), 3) == 0.300
+    assert not more
+    assert round(np.mean([metrics["nll"] for metrics in plain]), 3) == 0.289
 
 
-def test_svgd_alone_is_known_to_find_shuffled_digits_better_than_a_tuned_plain_network():
+def test_three_are_known_to_find_shuffled_digits_better_than_a_tuned_plain_network():
     gains = {
         method: [
             b["auroc_shuffled_entropy"] - a["auroc_shuffled_entropy"]
@@ -639,20 +639,20 @@ def test_svgd_alone_is_known_to_find_shuffled_digits_better_than_a_tuned_plain_n
         ]
         for method in set(SHIFTED) - {"map"}
     }
-    assert [method for method, by in gains.items() if interval(by)[0] > 0] == ["svgd"]
-    assert np.mean(gains["svgd"]) == pytest.approx(0.051, abs=0.0005)
-    assert interval(gains["svgd"]) == pytest.approx((0.005, 0.098), abs=0.0005)
+    assert {m for m, by in gains.items() if interval(by)[0] > 0} == {"svgd", "packed", "deep_ensemble"}
+    assert np.mean(gains["svgd"]) == pytest.approx(0.046, abs=0.0005)
+    assert interval(gains["svgd"]) == pytest.approx((0.017, 0.075), abs=0.0005)
 
 
 def test_what_is_fitted_on_held_out_digits_does_not_hold_for_those_of_the_test():
     runs = [metrics for method in SHIFTED for metrics in shifted(method)]
     sharper = [m for m in runs if m["temperature"] is not None and m["temperature"] < 1]
-    assert sum(m["temperature"] is not None for m in runs) == 79
-    assert len(sharper) == 79
-    assert sum(m["nll_clean_scaled"] > m["nll_clean"] for m in sharper) == 72
-    assert sum(m["nll_scaled"] > m["nll"] for m in sharper) == 75
+    assert sum(m["temperature"] is not None for m in runs) == 73
+    assert len(sharper) == 73
+    assert sum(m["nll_clean_scaled"] > m["nll_clean"] for m in sharper) == 64
+    assert sum(m["nll_scaled"] > m["nll"] for m in sharper) == 70
     covered = [np.mean([m["conformal_coverage_clean"] for m in shifted(method)]) for method in SHIFTED]
-    assert 0.77 < min(covered) < 0.79
+    assert 0.75 < min(covered) < 0.76
     assert 0.81 < max(covered) < 0.83
 
 
@@ -787,10 +787,10 @@ def test_map_is_the_bare_loop_but_for_rounding(task):
 
 
 def test_the_rate_of_a_tuned_map_lets_rounding_grow():
-    """Adam of many kernels in place of one moves the NLL of a seed by up to 0.04 nats, and not the mean."""
+    """Adam of many kernels in place of one moves the NLL of a seed by up to 0.08 nats, and not the mean."""
     pairs = zip(*(BARE["shift_digits"][kernel] for kernel in ("map", "fused")), strict=True)
     apart = [one["nll"] - other["nll"] for one, other in pairs]
-    assert 0.03 < max(map(abs, apart)) < 0.04
+    assert 0.07 < max(map(abs, apart)) < 0.08
     low, high = interval(apart)
     assert low < 0 < high
 

@@ -63,10 +63,11 @@ def searches(task: str) -> Searches:
         try:
             found = json.loads(path.read_text())
             criterion = found["criterion"]
-            if spec and criterion["on"] == "validation" and criterion["metric"] != spec.validation_metric:
+            on = criterion.get("on", "validation")
+            if spec and on == "validation" and criterion["metric"] != spec.validation_metric:
                 continue
             budgets[str(found["method"])] = int(found["budget"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise UsageError(f"{path} is no result of bench tune: remove it or tune again") from None
     return Searches(budgets)
 

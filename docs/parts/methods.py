@@ -18,6 +18,7 @@ from bench.leaderboard.evidence.submission import SUBMISSIONS
 from bench.runs import resolution
 from bench.runs.measures import written
 from bench.runs.registry import methods
+from bench.runs.searches import searches
 from bench.sweep import tune
 from bench.sweep.edges import edges
 
@@ -243,7 +244,8 @@ def searched() -> str:
         for record in records:
             if record.task.name == task and known[record.method.name].members == 1:
                 seconds.setdefault(record.method.name, []).append(record.seconds)
-        own = [result for result in results if result.task == task]
+        budgets = searches(task).budgets
+        own = [result for result in results if result.task == task and result.method in budgets]
         rest = {m: RUNS * float(np.mean(s)) for m, s in seconds.items() if m not in {r.method for r in own}}
         spent = sum(c.seconds for result in own for c in result.configurations) / 3600
         open_ = sum(rest.values()) / 3600
