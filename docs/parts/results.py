@@ -416,7 +416,9 @@ def drawn() -> Iterator[Drawing]:
     toys = [r for r in finished_runs("toy_regression") if r.task_identity in identities and not r.seed]
     yield type(toys[0].task).compare(toys).charts, footer(toys)
     for task in ("shift_fashion_mnist", "shift_digits"):
-        runs = [r for r in finished_runs(task) if r.method_identity in SHIFTED_LINES]
+        runs = [
+            r for r in finished_runs(task) if r.task_identity == task and r.method_identity in SHIFTED_LINES
+        ]
         yield type(runs[0].task).compare(runs).charts, footer(runs)
     shown = next(run for run in runs if run.method_identity == "map" and run.seed == 0)
     reliability = shown.task.figures(shown.arrays)["reliability"]
