@@ -154,7 +154,7 @@ def test_entries_that_are_not_tuned_stand_below_a_line_and_marks_have_a_star(cal
     several("others", ["poor"], method__tuning="tuned", fits=still)
     assert NONE_TUNED in call("runs", "--against", "others")[1]
     (tmp_path / "tuned" / "split_mnist").mkdir(parents=True)
-    content = json.dumps({"method": "map", "budget": 10})
+    content = json.dumps({"method": "map", "budget": 10, "criterion": {"metric": "average_accuracy"}})
     (tmp_path / "tuned" / "split_mnist" / "map.json").write_text(content)
     code, out, err = call("runs", "--against", "others")
     assert (code, err) == (0, "")

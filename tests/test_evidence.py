@@ -771,6 +771,8 @@ def test_what_was_named_before_the_runs_on_cifar10():
 SEEDS = {"shift_digits": 5, "shift_fashion_mnist": 3}
 ROUNDING = {"shift_digits": ("fused", 2e-5), "shift_fashion_mnist": ("map", 0.003)}
 """Adam's kernel in the loop, and the most that 1,580 steps made of rounding, in nats or as a fraction."""
+CORRUPTED = {"shift_digits": 36 * 355, "shift_fashion_mnist": 36 * 1000}
+"""Corrupted test images, at all kinds and severities."""
 BARE = json.loads((Path(__file__).parent.parent / "benchmarks" / "bare_loop.json").read_text())["tasks"]
 BARE_METRICS = ("nll_clean", "accuracy_clean", "nll", "accuracy")
 
@@ -781,7 +783,10 @@ def test_map_is_the_bare_loop_but_for_rounding(task):
     runs, (kernel, rounding) = shifted("map", task, SEEDS[task]), ROUNDING[task]
     for loop in BARE[task][kernel][: len(runs)]:
         for name in BARE_METRICS:
-            assert abs(runs[loop["seed"]][name] - loop[name]) < rounding, (loop["seed"], name)
+            least = (
+                1.01 / CORRUPTED[task] if name == "accuracy" else 0
+            )  # one image whose classes tie in 16 bits
+            assert abs(runs[loop["seed"]][name] - loop[name]) < max(rounding, least), (loop["seed"], name)
         other = runs[loop["seed"] - 1]
         assert max(abs(other[name] - loop[name]) for name in BARE_METRICS) > 2 * rounding
 

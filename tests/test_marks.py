@@ -233,7 +233,7 @@ def shown(tmp_path_factory):
     tuned = top / "tuned" / identity(0)
     tuned.mkdir(parents=True)
     for method in range(2):
-        content = json.dumps({"method": f"method{method:03}", "budget": 10})
+        content = json.dumps({"method": f"method{method:03}", "budget": 10, "criterion": {"metric": "nll"}})
         (tuned / f"method{method:03}.json").write_text(content)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(resolution, "TUNED", top / "tuned")

@@ -62,12 +62,11 @@ def searches(task: str) -> Searches:
     for path in sorted(resolution.tuned_path("any", task, resolution.TUNED).parent.glob("*.json")):
         try:
             found = json.loads(path.read_text())
-            criterion = found["criterion"]
-            on = criterion.get("on", "validation")
-            if spec and on == "validation" and criterion["metric"] != spec.validation_metric:
+            by = {"on": "validation"} | found["criterion"]
+            if spec and by["on"] == "validation" and by["metric"] != spec.validation_metric:
                 continue
             budgets[str(found["method"])] = int(found["budget"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError):
             raise UsageError(f"{path} is no result of bench tune: remove it or tune again") from None
     return Searches(budgets)
 
