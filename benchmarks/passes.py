@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,10 @@ import torch
 from timing import write
 from trajectory import operations
 
-from bench.contract import Budget
+from bench.contract import Budget, Problem
 from bench.engine.engine import Engine
 from bench.engine.trainer import TrainerOptions
+from bench.errors import UsageError
 from bench.runs.plan import Plan
 from bench.runs.resolution import resolve
 from bench.sweep import sweep
@@ -40,29 +41,35 @@ def counted(plan: Plan) -> tuple[float, int]:
     """
     choice = resolve(plan)
     posed: Any = choice.task.cls(choice.task_settings, plan.data_dir)
-    own, problem = posed.settings, replace(posed.problem(), val=None)
-    steps = own.epochs * -(-own.num_train // own.batch_size)
+    own, problem = posed.settings, posed.problem()
+    steps = own.epochs * -(-(own.num_train or len(problem.train)) // own.batch_size)
     options, members = TrainerOptions(accelerator="cpu"), plan.members or choice.method.members
 
-    def fit(number: int) -> Any:
+    def fit(number: int, problem: Problem) -> Any:
         """A fit of so many steps."""
         engine = Engine(choice.method.cls, choice.method_settings, 0, None, options, members)
         return engine.fit(problem, Budget(1, own.batch_size, draws=number * own.batch_size))
 
-    few, many = (operations(partial(fit, number)) for number in (1, 3))
+    unwatched = replace(problem, val=None)  # validation is no work of a method, unless it chooses by it
+    try:
+        fit(1, unwatched)
+    except UsageError:
+        unwatched = problem
+    few, many = (operations(partial(fit, number, unwatched)) for number in (1, 3))
     step = (many - few) / 2
-    fitted, batch = fit(1), problem.train.tensors[0][: own.batch_size]
+    fitted, batch = fit(1, unwatched), problem.train.tensors[0][: own.batch_size]
     generator = torch.Generator().manual_seed(0)
     return step + (few - step) / steps, operations(lambda: fitted.predict(batch, own.test_samples, generator))
 
 
 def rows(plans: Sequence[Plan]) -> Iterator[dict[str, Any]]:
-    """A row for every method and task, in units of `map` on that task."""
+    """A row for every method and task, in units of `map` on that task, and the settings that it is of."""
     unit = {task: counted(Plan(method="map", task=task)) for task in {plan.task for plan in plans}}
     for plan in plans:
         (gradient, forward), (step, prediction) = unit[plan.task], counted(plan)
         told = {"gradients": round(step / gradient, 4), "forward": round(prediction / forward, 4)}
-        yield {"task": plan.task, "method": plan.method} | told
+        own = {"settings": asdict(resolve(plan).method_settings)}
+        yield {"task": plan.task, "method": plan.method} | told | own
 
 
 def main() -> int:

@@ -662,6 +662,17 @@ def test_brightness_alone_finds_noise_and_no_shuffled_image():
     assert one["auroc_shuffled_brightness"] == 0.5
 
 
+def test_counted_passes_are_of_the_settings_that_the_runs_have():
+    """A search that takes eight samples a step has eight gradients a step on the page."""
+    rows = json.loads((Path(__file__).parent.parent / "benchmarks" / "passes.json").read_text())["rows"]
+    by_cell = {(r.task.identity, r.method.identity): r.method.settings for _, r in committed()}
+    seen = [row for row in rows if "settings" in row and (row["task"], row["method"]) in by_cell]
+    assert {row["task"] for row in seen} >= {"shift_digits", "shift_fashion_mnist"}
+    for row in seen:
+        runs = by_cell[row["task"], row["method"]]
+        assert {k: v for k, v in row["settings"].items() if k in runs} == runs, (row["task"], row["method"])
+
+
 CLOTHES = sorted({r.method.identity for _, r in committed() if r.task.identity == "shift_fashion_mnist"})
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from parts.evidence import (
@@ -107,9 +107,9 @@ QUESTIONS = {
 
 
 @cache
-def passes() -> dict[str, dict[str, dict[str, float]]]:
+def passes() -> dict[str, dict[str, dict[str, Any]]]:
     """Task -> method -> its gradients per step and forward passes per image (benchmarks/passes.py)."""
-    found: dict[str, dict[str, dict[str, float]]] = {}
+    found: dict[str, dict[str, dict[str, Any]]] = {}
     for row in json.loads(PASSES.read_text())["rows"]:
         found.setdefault(row["task"], {})[row["method"]] = row
     return found
