@@ -80,10 +80,16 @@ def test_the_page_is_right_to_the_letter(page, tmp_path):
     assert len(files) == 2, "adding one must take two files"
     assert len(commands) == 3
 
+    # A test that hangs says where, before the limit ends it: one of hanging, not of a slow machine.
+    environment["PYTEST_ADDOPTS"] = "-o faulthandler_timeout=600"
+
     def call(command):
-        return subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-        )
+        try:
+            return subprocess.run(
+                command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=1200
+            )
+        except subprocess.TimeoutExpired as error:
+            pytest.fail(f"{command} hangs\n{error.stdout}\n{error.stderr}")
 
     for block in files:
         assert not (tmp_path / block.file).exists()

@@ -150,7 +150,8 @@ def test_mistakes_are_one_line(capsys, monkeypatch, tmp_path, flags, message):
 @pytest.mark.parametrize(("kind", "package"), [("ray", "ray"), ("ray://h:1", "ray"), ("slurm", "submitit")])
 def test_extra_that_is_not_installed_is_one_line(monkeypatch, kind, package):
     monkeypatch.setitem(sys.modules, package, None)
-    monkeypatch.delitem(sys.modules, f"bench.workers_{kind[:3] if package == 'ray' else kind}", raising=False)
+    held = f"bench.sweep.workers_{kind[:3] if package == 'ray' else kind}"
+    monkeypatch.delitem(sys.modules, held, raising=False)  # else the package is not asked for again
     with pytest.raises(UsageError, match=f"needs {package}: pip install 'posterior-bench"):
         dispatch.chosen_workers(kind, 1, workers.Cluster(), Path())
 
