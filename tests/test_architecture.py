@@ -259,19 +259,24 @@ def test_a_newcomer_sees_at_the_root_what_methods_and_tasks_import():
 
 def test_methods_know_no_data():
     """They see a `Problem`; what data there are, and how it is scored, is the task's."""
-    data = (
-        "bench.data",
-        "bench.cifar",
-        "bench.corruptions",
-        "bench.tables",
-        "bench.encoding",
-        "bench.learned",
-    )
-    scores = ("bench.metrics", "bench.figures", "bench.studies")
+    data = {
+        *(
+            "bench.data",
+            "bench.cifar",
+            "bench.corruptions",
+            "bench.tables",
+            "bench.columns",
+            "bench.encoding",
+        ),
+        *("bench.learning", "bench.bert", "bench.photographs"),
+    }
+    scores = {"bench.metrics", "bench.figures", "bench.studies"}
+    for name in data | scores:
+        assert any(other == name or other.startswith(f"{name}.") for other in SOURCES), f"{name} is no more"
     for name in SOURCES:
         if name.startswith(("bench.methods.", "bench.families.")):
             others = reached(without(GRAPH, EXCEPTIONS), name)
-            assert not {other for other in others if other.startswith(data + scores)}, name
+            assert not {other for other in others if other.startswith((*data, *scores))}, name
 
 
 UPRIGHT = {
