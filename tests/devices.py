@@ -517,7 +517,7 @@ def start(arguments, world, variables, cwd):
     return started
 
 
-def end(started, seconds=240):
+def end(started, seconds=600):
     """Waits for processes; the exit code and the output of each."""
     try:
         return [(*process.communicate(timeout=seconds), process.returncode) for process in started]

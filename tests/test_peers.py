@@ -165,7 +165,7 @@ def answered(folder, task, **task_settings):
     bench.run("bench.peers:Questions", task, out=folder / "asked", **given)
     (folder / "tabpfn.py").write_text(TABPFN)
     (folder / "answer.py").write_text(page_file("answer.py").text)
-    subprocess.run([sys.executable, "answer.py", str(file)], cwd=folder, check=True, timeout=300)
+    subprocess.run([sys.executable, "answer.py", str(file)], cwd=folder, check=True, timeout=600)
     return bench.run("bench.peers:Answers", task, out=folder / "runs", **given)
 
 

@@ -239,7 +239,7 @@ def test_process_that_is_terminated_twice(tmp_path):
     assert next(line for line in process.stderr if toys.told(line)) == LINE
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
-    assert (*process.communicate(timeout=60), process.returncode) == ("", "", 143)
+    assert (*process.communicate(timeout=300), process.returncode) == ("", "", 143)
     assert len(list(tmp_path.rglob("unfinished.json"))) == 1
     assert not list(tmp_path.rglob(".lock"))
 
@@ -267,7 +267,7 @@ def test_ctrl_c_in_the_first_seconds_is_silent(entry, silent):
     )
     assert process.stdout.readline() == "importing\n"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=300)
     if silent:
         assert (process.returncode, out, err) == (130, "", "")
     else:

@@ -400,7 +400,7 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
-def until(condition, seconds=120):
+def until(condition, seconds=300):
     """Waits for a condition."""
     end = time.monotonic() + seconds
     while not condition():

@@ -34,7 +34,7 @@ def test_the_tour_runs_and_shows_what_it_showed(tmp_path, monkeypatch):
     shown = kinds(notebook)
     assert sum("image/png" in outputs for outputs in shown) == 2
     assert all(shown[1:])
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert kinds(notebook) == shown
     assert list(tmp_path.glob("runs/*/mfvi/*/record.json"))
 
@@ -68,7 +68,7 @@ def test_the_estimators_notebook_says_what_it_said(tmp_path, monkeypatch):
     notebook = nbformat.read(pages.DOCS / "estimator.ipynb", as_version=4)
     said = texts(notebook)
     assert len(NUMBER.findall(str(said))) > 30
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
     assert differ(texts(notebook), said) == []
     assert len(differ(["R 0.52", "x"], ["R 0.32", "x"])) == 1
     assert {path.name for path in tmp_path.iterdir()} == {"ipython"}

@@ -246,7 +246,7 @@ def test_a_stopped_run_goes_on_in_the_same_run(tmp_path):
         assert time.monotonic() < end
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     done = toys.call(command, tmp_path)
     assert done.returncode == 0, done.stderr
     first, second = held(tmp_path)

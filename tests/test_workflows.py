@@ -108,7 +108,7 @@ def tool(name):
 def findings(folder):
     """The exit code of zizmor's audit and what it says."""
     command = [tool("zizmor"), "--offline", "--no-progress", "--persona=auditor", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     return done.returncode, done.stdout + done.stderr
 
 
@@ -147,7 +147,7 @@ def test_actionlint_finds_nothing():
     command = tool("actionlint")
     if command is None:
         pytest.skip("actionlint is not installed")
-    done = subprocess.run([command, *map(str, FILES)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([command, *map(str, FILES)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -207,7 +207,7 @@ def verified(tmp_path):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
         return done.returncode, done.stdout + done.stderr, calls.read_text().splitlines(), summary.read_text()
 

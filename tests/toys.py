@@ -399,5 +399,5 @@ def start(arguments: list[str], cwd: Path, **options: Any) -> subprocess.Popen:
 def call(arguments: list[str], cwd: Path, **options: Any) -> subprocess.CompletedProcess:
     """Runs `python -m bench ARGUMENTS` in a folder to its end."""
     process = start(arguments, cwd, **options)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=600)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
