@@ -620,7 +620,7 @@ def test_svgd_alone_is_known_to_lose_less_under_shift_than_a_tuned_plain_network
     ahead = [first["nll"] - second["nll"] for first, second in zip(plain, shifted("svgd"), strict=True)]
     assert np.mean(ahead) == pytest.approx(0.035, abs=0.0005)
     assert interval(ahead) == pytest.approx((0.013, 0.057), abs=0.0005)
-    assert len(worse) == 12
+    assert len(worse) == 11
     more = [
         method
         for method in set(SHIFTED) - {"map"}
@@ -649,8 +649,8 @@ def test_what_is_fitted_on_held_out_digits_does_not_hold_for_those_of_the_test()
     sharper = [m for m in runs if m["temperature"] is not None and m["temperature"] < 1]
     assert sum(m["temperature"] is not None for m in runs) == 73
     assert len(sharper) == 73
-    assert sum(m["nll_clean_scaled"] > m["nll_clean"] for m in sharper) == 64
-    assert sum(m["nll_scaled"] > m["nll"] for m in sharper) == 70
+    assert sum(m["nll_clean_scaled"] > m["nll_clean"] for m in sharper) == 65
+    assert sum(m["nll_scaled"] > m["nll"] for m in sharper) == 71
     covered = [np.mean([m["conformal_coverage_clean"] for m in shifted(method)]) for method in SHIFTED]
     assert 0.75 < min(covered) < 0.76
     assert 0.81 < max(covered) < 0.83
@@ -854,10 +854,9 @@ def test_the_draws_of_map_are_as_good_as_those_of_torch():
 
 
 def distances(task, method):
-    """To the exact posterior, seeds 0, 1 and 2."""
-    return np.array(
-        [read_record(directory_of(task, method, seed)).metrics["wasserstein"] for seed in range(3)]
-    )
+    """To the exact posterior, of every seed from 0 on."""
+    seeds = range(len(list(directory_of(task, method).parent.glob("seed*"))))
+    return np.array([read_record(directory_of(task, method, seed)).metrics["wasserstein"] for seed in seeds])
 
 
 def place_and_spread(method):
@@ -889,12 +888,22 @@ def test_a_normal_at_the_mode_is_nearer_than_the_mode_once_both_are_searched():
         )
 
 
+def test_seeds_that_took_part_in_a_choice_flatter_it_a_little():
+    """docs/tasks/fidelity.md: seeds 0 to 2 chose the settings of digits; and `hmc` beside the floor."""
+    methods = [p.name for p in (SUBMISSIONS / "reference" / "fidelity_digits").iterdir() if p.is_dir()]
+    seeds = np.array([distances("fidelity_digits", method) for method in methods if method != "hmc"])
+    assert seeds.shape == (19, 5)
+    assert seeds[:, :3].mean() == pytest.approx(0.082, abs=0.0005)
+    assert seeds[:, 3:].mean() == pytest.approx(0.086, abs=0.0005)
+    assert interval(distances("fidelity_digits", "hmc")) == pytest.approx((0.026, 0.043), abs=0.0005)
+
+
 def test_an_ensemble_is_nearer_than_its_member_once_and_farther_once():
-    """Beyond the interval over seeds; of twelve pairs of which eight have a nearer mean."""
+    """Beyond the interval over seeds; of twelve pairs of which seven have a nearer mean."""
     tasks = ["fidelity_toy", "fidelity_iris", "fidelity_diabetes", "fidelity_digits"]
     pairs = [("deep_ensemble", "map"), ("mfvi_ensemble", "mfvi"), ("radial_ensemble", "radial")]
     nearer = {(t, one): distances(t, of) - distances(t, one) for t in tasks for one, of in pairs}
-    assert sum(by.mean() > 0 for by in nearer.values()) == 8
+    assert sum(by.mean() > 0 for by in nearer.values()) == 7
     shown = {pair: interval(by) for pair, by in nearer.items() if not interval(by)[0] <= 0 <= interval(by)[1]}
     assert shown.keys() == {("fidelity_diabetes", "deep_ensemble"), ("fidelity_toy", "radial_ensemble")}
     assert shown["fidelity_diabetes", "deep_ensemble"] == pytest.approx((0.125, 0.548), abs=0.0005)
@@ -914,7 +923,7 @@ def test_what_is_nearest_differs_by_problem_and_one_method_is_near_on_all():
         "sghmc",
         "invariant_vi",
         "radial_ensemble",
-        "matrix_normal_vi",
+        "ivon",
     ]
     assert set.intersection(*(set(of[:6]) for of in order.values())) == {"nf_gaussian"}
     before_map = {task: set(of[: of.index("map")]) for task, of in order.items()}
