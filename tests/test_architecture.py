@@ -260,15 +260,8 @@ def test_a_newcomer_sees_at_the_root_what_methods_and_tasks_import():
 def test_methods_know_no_data():
     """They see a `Problem`; what data there are, and how it is scored, is the task's."""
     data = {
-        *(
-            "bench.data",
-            "bench.cifar",
-            "bench.corruptions",
-            "bench.tables",
-            "bench.columns",
-            "bench.encoding",
-        ),
-        *("bench.learning", "bench.bert", "bench.photographs"),
+        *("bench.data", "bench.cifar", "bench.corruptions", "bench.photographs"),
+        *("bench.tables", "bench.columns", "bench.encoding", "bench.learning", "bench.bert"),
     }
     scores = {"bench.metrics", "bench.figures", "bench.studies"}
     for name in data | scores:

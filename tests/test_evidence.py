@@ -621,6 +621,7 @@ def test_svgd_alone_is_known_to_lose_less_under_shift_than_a_tuned_plain_network
     assert np.mean(ahead) == pytest.approx(0.035, abs=0.0005)
     assert interval(ahead) == pytest.approx((0.013, 0.057), abs=0.0005)
     assert len(worse) == 11
+    assert worse >= {"matrix_normal_vi", "nf_gamma"}, "the two that were not searched"
     more = [
         method
         for method in set(SHIFTED) - {"map"}
@@ -628,6 +629,9 @@ def test_svgd_alone_is_known_to_lose_less_under_shift_than_a_tuned_plain_network
         > 0
     ]
     assert not more
+    for method in set(SHIFTED) - {"map"}:
+        pairs = zip(plain, shifted(method), strict=True)
+        assert interval([a["ece"] - b["ece"] for a, b in pairs])[0] <= 0, "none is better calibrated"
     assert round(np.mean([metrics["nll"] for metrics in plain]), 3) == 0.289
 
 
@@ -888,13 +892,14 @@ def test_a_normal_at_the_mode_is_nearer_than_the_mode_once_both_are_searched():
         )
 
 
-def test_seeds_that_took_part_in_a_choice_flatter_it_a_little():
+def test_seeds_that_took_part_in_a_choice_are_not_known_to_flatter_it():
     """docs/tasks/fidelity.md: seeds 0 to 2 chose the settings of digits; and `hmc` beside the floor."""
     methods = [p.name for p in (SUBMISSIONS / "reference" / "fidelity_digits").iterdir() if p.is_dir()]
     seeds = np.array([distances("fidelity_digits", method) for method in methods if method != "hmc"])
     assert seeds.shape == (19, 5)
-    assert seeds[:, :3].mean() == pytest.approx(0.082, abs=0.0005)
-    assert seeds[:, 3:].mean() == pytest.approx(0.086, abs=0.0005)
+    farther = seeds[:, 3:].mean(1) - seeds[:, :3].mean(1)
+    assert farther.mean() == pytest.approx(0.004, abs=0.0005)
+    assert interval(farther) == pytest.approx((-0.002, 0.010), abs=0.0005)
     assert interval(distances("fidelity_digits", "hmc")) == pytest.approx((0.026, 0.043), abs=0.0005)
 
 

@@ -49,7 +49,8 @@ def test_what_the_page_finds(pareto):
             assert panel.front[-1].name == "hmc"
             if "sghmc" in {point.name for point in panel.front}:
                 times[panel.task] = round(seconds["hmc"] / seconds["sghmc"])
-    assert times == {"fidelity_toy": 24, "fidelity_iris": 29, "fidelity_digits": 24}
+    del times["fidelity_digits"]  # on the front too, but its runs are of several days, so no ratio is told
+    assert times == {"fidelity_toy": 24, "fidelity_iris": 29}
     ends = sorted(task for (task, _), front in fronts.items() if front[-1].name == "deep_ensemble")
     images = ["retinopathy_synthetic", "shift_cifar10", "shift_fashion_mnist"]
     assert ends == [*images, "text_topics"]
