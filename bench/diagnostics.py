@@ -16,6 +16,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
+from torch import Tensor
 
 from bench.contract import Batch, Method
 from bench.predictions import Bernoulli, Categorical, Gaussian, Prediction
@@ -59,14 +60,24 @@ def prediction_rhat(prediction: Prediction, num_chains: int) -> float:
         prediction: Its samples are draws, chain after chain, equally many of each.
         num_chains: C.
     """
-    match prediction:
-        case Categorical():
-            values = prediction.log_probs.exp()
-        case Bernoulli():
-            values = prediction.log_odds.sigmoid()
-        case Gaussian():
-            values = prediction.mean
-    return float(split_rhat(values.unflatten(0, (num_chains, -1)).cpu()).max())
+    return float(split_rhat(_predicted(prediction).unflatten(0, (num_chains, -1)).cpu()).max())
+
+
+def prediction_autocorrelation(prediction: Prediction) -> float:
+    """Draws of one chain that are worth one independent draw, for half of all numbers that are predicted.
+
+    The median over inputs and outputs of N by the bulk effective sample size, the integrated autocorrelation
+    time in draws: near 1 where draws are independent, above N / 2 where what is predicted drifts one way. The
+    numbers are probabilities of classes, or mean functions.
+
+    Args:
+        prediction: Its N samples are the draws of one chain, in their order.
+
+    Raises:
+        ValueError: If there are fewer than four draws.
+    """
+    values = _predicted(prediction)
+    return len(values) / float(np.median(effective_sample_size(values[None].cpu())))
 
 
 def distinct_draws(prediction: Prediction, most_inputs: int = 100) -> int:
@@ -118,6 +129,18 @@ def gradient_norms(method: Method, batch: Batch, generator: torch.Generator) -> 
             parts = [g.flatten() for g in found if g is not None]
             norms[name] = torch.cat(parts).norm().item() / method.problem.num_train if parts else 0.0
     return norms
+
+
+def _predicted(prediction: Prediction) -> Tensor:
+    """Probabilities of classes `[S, B, ...]`, or mean functions."""
+    match prediction:
+        case Categorical():
+            values = prediction.log_probs.exp()
+        case Bernoulli():
+            values = prediction.log_odds.sigmoid()
+        case Gaussian():
+            values = prediction.mean
+    return values
 
 
 def _in_pieces(function: Callable[[np.ndarray], np.ndarray], draws: ArrayLike) -> np.ndarray:

@@ -5,6 +5,7 @@ What is marked is compared with an exact enumeration, and with draws whose effec
 
 import json
 import re
+from itertools import pairwise
 
 import boards
 import numpy as np
@@ -46,7 +47,14 @@ def names(*arguments):
 
 # ------------------------------------------------------------------------------------------------ the limits
 
+FIFTY = [{"weight_ess": 1.45, "draws": 50.0}]
+"""A fit whose slowest weight drifted, which nearly every chain of mini-batches has."""
 MARKED = {
+    "predictions did not move": (
+        record(fits=FIFTY, diagnostics={"prediction_autocorrelation": 10.1}),
+        record(fits=FIFTY, diagnostics={"prediction_autocorrelation": 10.0}),
+        "half of what it predicts is worth fewer than 4.95 of 50 independent draws",
+    ),
     "a weight did not move": (
         record(fits=[{"weight_ess": 30.0, "draws": 50.0}, {"weight_ess": 1.99, "draws": 50.0}]),
         record(fits=[{"weight_ess": 30.0, "draws": 50.0}, {"weight_ess": 2.0, "draws": 50.0}]),
@@ -104,6 +112,38 @@ def test_the_limit_of_draws_lies_between_independent_draws_and_a_drift():
     assert 2 < free.min() < 5  # 5 would mark it
     assert names(record(fits=[{"weight_ess": float(free.min()), "draws": 50.0}])) == []
     assert names(record(fits=[{"weight_ess": float(drift), "draws": 50.0}])) == ["a weight did not move"]
+
+
+def test_the_limit_of_predictions_lies_between_independent_draws_and_a_random_walk():
+    """Of one number of 50 independent draws the mark is a false alarm with a probability of 0.2%.
+
+    Half of many numbers of a random walk have it, and none of a chain that is worth a third of its draws.
+    """
+
+    def marked(draws):
+        worth = float(np.median(effective_sample_size(draws[None])))
+        found = {"prediction_autocorrelation": len(draws) / worth}
+        return names(record(fits=[FIFTY[0] | {"draws": float(len(draws))}], diagnostics=found)) != []
+
+    free = np.random.default_rng(0).standard_normal((50, 2000))
+    assert sum(marked(free[:, [i]]) for i in range(2000)) <= 12  # expected are 4.6; more than 12 in 0.2%
+    assert marked(free.cumsum(0))
+    third = free.copy()
+    for before, after in pairwise(third):
+        after[:] = 0.5 * before + 0.75**0.5 * after
+    assert not marked(third)
+    assert not marked(np.arange(20.0)[:, None])  # so few draws do not tell a drift from chance
+    assert marked(np.arange(50.0)[:, None])
+
+
+def test_what_predictions_say_goes_before_what_a_weight_says():
+    """Of a sequence of fits the longest time of the run counts, and the draws of a fit that tells them."""
+    slow = {"prediction_autocorrelation": 30.0}
+    assert names(record(fits=FIFTY)) == ["a weight did not move"]
+    assert names(record(fits=FIFTY, diagnostics={"prediction_autocorrelation": 2.0})) == []
+    assert names(record(fits=FIFTY, diagnostics=slow)) == ["predictions did not move"]
+    assert names(record(fits=[{}, *FIFTY, {}], diagnostics=slow)) == ["predictions did not move"]
+    assert names(record(fits=[{}], diagnostics=slow)) == []
 
 
 def test_chance_is_the_exact_binomial_of_the_largest_class():

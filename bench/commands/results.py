@@ -67,6 +67,7 @@ def _runs(names: list[str]) -> list[Path]:
 
 def print_record(directory: Path, console: Console, every: bool = False) -> None:
     """Prints the record of a run: its first metrics or every one, cost, and how far its samplers mixed."""
+    from bench.runs.marks import independent_draws
     from bench.runs.records import read_record
     from bench.spec import mixed
 
@@ -99,6 +100,10 @@ def print_record(directory: Path, console: Console, every: bool = False) -> None
     if (agree := mixed(record.diagnostics)) is not None:
         verdict = "the chains agree" if agree else "the chains do not agree: no reference, not to be compared"
         console.print(f"R-hat of predictions {record.diagnostics['prediction_rhat']:.3f}: {verdict}")
+    if (counted := independent_draws(record)) is not None:
+        worth, draws = counted
+        half = "half of what the chain predicts is worth"
+        console.print(f"{half} {worth:.1f} of {draws:g} independent draws or more", soft_wrap=True)
     fewest = min(record.draws or [], key=lambda counted: counted.distinct / counted.asked, default=None)
     if fewest is not None and 1 < fewest.distinct < fewest.asked:  # a point is one by nature
         console.print(f"distinct draws behind a prediction: {fewest.distinct} of {fewest.asked} asked for")

@@ -15,12 +15,15 @@ from torch import Tensor
 
 from bench import randomness
 from bench.contract import Batch, Budget, Method, Problem
-from bench.diagnostics import effective_sample_size
+from bench.diagnostics import effective_sample_size, prediction_autocorrelation
 from bench.divergence import log_prob
 from bench.energy import likelihood_term
 from bench.errors import UsageError
 from bench.settings import Count, Positive, Share, settings
 from bench.weights import forward, unravel
+
+_MOST_INPUTS = 100
+"""Inputs at which the draws are compared: every number depends on the same chain, so that few tell."""
 
 
 @settings
@@ -179,10 +182,19 @@ class Chain(Method):
         return {n: w[0] for n, w in both.items()}, {n: w[1] for n, w in both.items()}
 
     def diagnostics(self, inputs: Tensor | None = None) -> dict[str, float]:
-        """How many draws were kept, and how many independent ones they are worth for the worst weight."""
-        if inputs is not None:
+        """How many draws were kept, and how many independent ones they are worth for the worst weight.
+
+        At inputs `prediction_autocorrelation`, the draws that half of what is predicted takes for one
+        independent draw, of at most 100 inputs evenly over all.
+        """
+        draws = self._so_far
+        if inputs is None:
+            found = {"draws": float(self.found)}
+            if len(draws) >= 4:
+                found["weight_ess"] = float(effective_sample_size(draws[None].cpu()).min())
+            return found
+        if len(draws) < 4:
             return {}
-        found = {"draws": float(self.found)}
-        if self.found >= 4:
-            found["weight_ess"] = float(effective_sample_size(self._so_far[None].cpu()).min())
-        return found
+        few = inputs[:: -(-len(inputs) // _MOST_INPUTS)]
+        prediction = self.likelihood.predict(forward(self.network, self._weights(draws), few))
+        return {"prediction_autocorrelation": prediction_autocorrelation(prediction)}

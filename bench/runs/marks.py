@@ -30,6 +30,14 @@ weights (40 simulations of 10,000) that least one was 2.2, and below 5 in each s
 third of its draws (autocorrelation 0.5) may fall below 2 among 2,000 weights. With 20 draws or fewer no chain
 gets under the limit, and none is marked.
 """
+FEWEST_PREDICTED = 5.0
+"""Effective draws of what a chain predicts below which its predictions did not move; a tenth of the draws
+where those are fewer than 50.
+
+By the median over predicted numbers, which a single slow weight does not decide. Of 50 draws one number of an
+exact sampler lies below it with a probability of 0.2%; the median of random walks is 2.5, and of drifts 1.45
+(20,000 simulations each).
+"""
 CHANCE = 0.005
 """An accuracy is at chance where naming the largest class would do as well or better with at least this
 probability: the lower limit of its 99% interval (two-sided, Clopper and Pearson) is not above that share."""
@@ -37,9 +45,11 @@ NEAR_BOUND = 0.01
 """A fitted temperature this near to an end of its range, relative to that end, would have gone further."""
 
 MEANINGS = {
+    "predictions did not move": "a sampler half of whose predicted numbers are worth fewer than "
+    f"{FEWEST_PREDICTED:g} independent draws: the chain stayed about where it was, or drifted one way",
     "a weight did not move": "a sampler whose slowest weight is worth fewer than "
-    f"{FEWEST_DRAWS:g} independent draws: at least one weight drifted through all draws and never came back; "
-    "whether predictions moved the diagnostic does not say",
+    f"{FEWEST_DRAWS:g} independent draws, in a record that says nothing of its predictions: at least "
+    "one weight drifted through all draws and never came back; whether predictions moved is not known",
     "chains disagree": f"a sampler whose chains predict different things: R-hat above {RHAT_LIMIT:g}",
     "accuracy at chance": "an accuracy that is not shown to be above the share of the largest class, by its "
     "99% interval; on unequal classes an order of the examples may still tell something",
@@ -71,7 +81,7 @@ def marks(record: Record, arrays: Mapping[str, np.ndarray] | None = None) -> tup
     if record.status != "completed":
         return ()
     classes = None if arrays is None else next((arrays[name] for name in _CLASSES if name in arrays), None)
-    found = [_still(record), _apart(record), _guessing(record, classes), _hot(record)]
+    found = [_unmoved(record), _still(record), _apart(record), _guessing(record, classes), _hot(record)]
     return tuple(mark for mark in found if mark is not None)
 
 
@@ -110,14 +120,37 @@ def together(of_seeds: Sequence[tuple[int, tuple[Mark, ...]]]) -> tuple[Mark, ..
     return tuple(found)
 
 
+def independent_draws(record: Record) -> tuple[float, float] | None:
+    """How many independent draws half of a chain's predictions are worth at least, and how many draws it has.
+
+    By the longest autocorrelation time of all predictions of the run. None of a run that tells none.
+    """
+    time = record.diagnostics.get("prediction_autocorrelation")
+    draws = max((fit.diagnostics["draws"] for fit in record.fits if "draws" in fit.diagnostics), default=None)
+    return None if time is None or draws is None else (draws / time, draws)
+
+
 # ------------------------------------------------------------------------------------------------- each mark
 
 _CLASSES = ("labels", "full_labels")
 """Arrays with the classes of the test examples."""
 
 
+def _unmoved(record: Record) -> Mark | None:
+    counted = independent_draws(record)
+    if counted is None:
+        return None
+    worth, draws = counted
+    if worth >= min(FEWEST_PREDICTED, draws / 10):
+        return None
+    reason = f"half of what it predicts is worth fewer than {worth:.2f} of {draws:g} independent draws"
+    return Mark("predictions did not move", reason)
+
+
 def _still(record: Record) -> Mark | None:
-    """Of several fits the slowest."""
+    """Of several fits the slowest, where nothing is known of predictions."""
+    if independent_draws(record) is not None:
+        return None
     known = [fit.diagnostics for fit in record.fits if "weight_ess" in fit.diagnostics]
     slowest = min(known, key=lambda of_fit: of_fit["weight_ess"], default=None)
     if slowest is None or slowest["weight_ess"] >= FEWEST_DRAWS:

@@ -106,6 +106,31 @@ def test_cyclical_step_size_explores_without_noise_and_then_draws():
     assert places == [3, 4, 7, 8]
 
 
+# ---- what the draws are worth
+
+
+def test_predictions_have_the_autocorrelation_of_the_chain():
+    """Draws of a linear network along one line, an autoregression: (1 + a)/(1 - a) = 9 of them are worth one.
+
+    What is predicted is the network under every draw in its order, of at most 100 of the inputs.
+    """
+    method, batch = chain_of(SGLD, linear.Truth().problem, kept=4000)
+    assert method.diagnostics(batch.inputs) == {}  # no draw yet
+    noise = torch.randn(4000, generator=torch.Generator().manual_seed(0)).double()
+    level = noise[0].clone()
+    for i in range(4000):
+        level = 0.8 * level + 0.6 * noise[i]
+        method.draws[i] = method.position * level
+    method.found.fill_(4000)
+    found = method.diagnostics(batch.inputs)["prediction_autocorrelation"]
+    assert 7 < found < 16  # over 40 seeds it lay between 7.4 and 15.4
+    many = batch.inputs.repeat_interleave(30, 0)
+    few = method.diagnostics(many[::6])["prediction_autocorrelation"]
+    assert method.diagnostics(many)["prediction_autocorrelation"] == few
+    method.found.fill_(3)
+    assert method.diagnostics(batch.inputs) == {}
+
+
 # ---- preconditioner
 
 
