@@ -28,7 +28,11 @@ from bench.settings import Positive, settings
 
 NAMES: dict[str, dict[str, object]] = {"sgld": {}, "sgld_cyclical": {"schedule": "cyclical"}}
 PRESETS = {"smoke": {"learning_rate": 0.01, "burn_in": 0.0, "kept": 20}}
-SEARCH = {"learning_rate": (1e-3, 10.0, "log"), "burn_in": (0.0, 0.8, "linear")}
+SEARCH = {
+    "learning_rate": (1e-3, 10.0, "log"),
+    "burn_in": (0.0, 0.8, "linear"),
+    "preconditioned": [False, True],
+}
 
 _DECAY, _SMALLEST = 0.99, 1e-5
 """alpha and lambda of Li et al. 2016, section 5."""
