@@ -5,37 +5,26 @@ negative log joint and the gradient that of a mini-batch, rescaled.
 
 Source: Welling and Teh 2011, "Bayesian Learning via Stochastic Gradient Langevin Dynamics", equation 4.
 Cyclical step size: Zhang et al. 2020, "Cyclical Stochastic Gradient MCMC for Bayesian Deep Learning",
-algorithm 1. Preconditioned: Li et al. 2016, "Preconditioned Stochastic Gradient Langevin Dynamics for Deep
-Neural Networks", algorithm 1.
+algorithm 1.
 Target: the task's own posterior at temperature 1, no augmentation.
 Deviations: the step size is set as learning_rate = e N / 2, that of SGD on the mean over N examples. It is
 constant and not decreasing, or goes by cycles. So the law of the draws is not quite the posterior: with all
 data, along a direction of curvature c, their variance is 1 / (1 - e c / 4) times too large; the noise of
-mini-batches adds to that. The preconditioner is of the whole gradient, the prior's part included, and its
-term Gamma is left out, which biases the draws by more.
+mini-batches adds to that.
 Cost: one forward and backward pass a step, as SGD with the same budget; the draws are kept in memory.
 Valid for: every differentiable network and likelihood without parameters of its own.
 """
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from bench.contract import Problem
 from bench.families.chain import Chain, ChainSettings
 from bench.settings import Positive, settings
 
 NAMES: dict[str, dict[str, object]] = {"sgld": {}, "sgld_cyclical": {"schedule": "cyclical"}}
 PRESETS = {"smoke": {"learning_rate": 0.01, "burn_in": 0.0, "kept": 20}}
-SEARCH = {
-    "learning_rate": (1e-3, 10.0, "log"),
-    "burn_in": (0.0, 0.8, "linear"),
-    "preconditioned": [False, True],
-}
-
-_DECAY, _SMALLEST = 0.99, 1e-5
-"""alpha and lambda of Li et al. 2016, section 5."""
+SEARCH = {"learning_rate": (1e-3, 10.0, "log"), "burn_in": (0.0, 0.8, "linear")}
 
 
 @settings
@@ -44,9 +33,6 @@ class Settings(ChainSettings):
 
     learning_rate: Positive = 0.1
     """Largest step size, above 0, of the gradient per example, as that of SGD."""
-    preconditioned: bool = False
-    """Whether steps are scaled weight by weight by 1 / (1e-5 + root mean squared gradient), as RMSprop's; the
-    learning rate is then about the length of a step."""
 
 
 class SGLD(Chain):
@@ -57,21 +43,9 @@ class SGLD(Chain):
     declares = "exact in the limit of steps", {"learning_rate": 0.16, "burn_in": 0.05, "kept": 400}
     name = "sgld"
     settings: Settings
-    squares: Tensor  # [d], running mean of squared gradients per example; empty without preconditioner
-
-    def __init__(self, problem: Problem, settings: Settings, start: SGLD | None = None) -> None:
-        super().__init__(problem, settings, start)
-        self.register_buffer(
-            "squares", torch.zeros_like(self.position[: None if settings.preconditioned else 0])
-        )
 
     def move(self, slope: Tensor, size: float, noisy: bool) -> None:
         """One step of the chain; `size` is e / 2."""
-        scale: Tensor | float = 1.0
-        if self.settings.preconditioned:
-            self.squares.lerp_((slope / self.problem.num_train).square(), 1 - _DECAY)
-            scale = 1 / (_SMALLEST + self.squares.sqrt())
-        self.position -= size * scale * slope
+        self.position -= size * slope
         if noisy:
-            spread = (2 * size * scale) ** 0.5
-            self.position += spread * self.standard_noise()
+            self.position += (2 * size) ** 0.5 * self.standard_noise()

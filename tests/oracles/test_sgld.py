@@ -131,25 +131,6 @@ def test_predictions_have_the_autocorrelation_of_the_chain():
     assert method.diagnostics(batch.inputs) == {}
 
 
-# ---- preconditioner
-
-
-def test_preconditioned_steps_by_hand():
-    """Two steps of algorithm 1 of Li et al. 2016 without Gamma, from given noise."""
-    method, batch = chain_of(SGLD, problems.known_noise(), learning_rate=0.003, preconditioned=True)
-    w, v = method.position.clone(), 0
-    e = 2 * 0.003 / 20
-    for seed in range(2):
-        z = torch.randn(len(w), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-        method.standard_noise = lambda z=z: z
-        slope = method.gradient(batch)[1]
-        v = 0.99 * v + 0.01 * (slope / 20) ** 2
-        g = 1 / (1e-5 + v.sqrt())
-        w = w - e / 2 * g * slope + (e * g).sqrt() * z
-        method.training_step(batch, 0)
-        assert_close(method.position, w)
-
-
 # ---- what it takes
 
 
