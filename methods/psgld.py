@@ -1,7 +1,7 @@
 """Preconditioned stochastic gradient Langevin dynamics: every weight steps at its own pace, as in RMSprop.
 
 Approximates the posterior by states of one chain, w <- w - e/2 G grad U(w) + sqrt(e G) N(0, I), where U is
-the negative log joint, its gradient that of a mini-batch, rescaled, and the diagonal G is 1 / (1e-5 + sqrt(V))
+the negative log joint, its gradient that of a mini-batch, rescaled, and the diagonal G 1 / (1e-5 + sqrt(V))
 for V the running mean of squared gradients per example.
 
 Source: Li et al. 2016, "Preconditioned Stochastic Gradient Langevin Dynamics for Deep Neural Networks",
