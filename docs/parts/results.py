@@ -34,7 +34,8 @@ from bench.intervals import Moments, differences, student, welch
 from bench.leaderboard.evidence.store import run_arrays
 from bench.leaderboard.evidence.submission import SUBMISSIONS
 from bench.leaderboard.rank import ranking
-from bench.runs.marks import MEANINGS, Mark, of_run, together
+from bench.runs import measures
+from bench.runs.marks import MEANINGS, Mark, independent_draws, of_run, together
 from bench.runs.records import Record
 from bench.runs.registry import methods
 from bench.runs.searches import LINE, parted, searches
@@ -410,6 +411,24 @@ def marked_cells() -> str:
     return f"{meanings}\n\n{table(['task', 'method', 'cell', 'mark', 'reason'], rows)}"
 
 
+def worth_of_draws() -> str:
+    """Ranked cells that say how many independent draws their predictions are worth, the best mixed first."""
+    by_cell: dict[tuple[str, str], list[Record]] = {}
+    for path, record in committed():
+        if SUBMISSIONS in path.parents and independent_draws(record) is not None:
+            by_cell.setdefault((record.task.identity, record.method.identity), []).append(record)
+    rows = []
+    for (task, method), records in by_cell.items():
+        told = [found for record in records if (found := independent_draws(record)) is not None]
+        worth = [draws for draws, _ in told]
+        spread = f"{np.mean(worth):.1f} ({min(worth):.1f} to {max(worth):.1f}) of {told[0][1]:g}"
+        main = measures.spec_of(records[0]).main_metric
+        score = interval([record.metrics[main] for record in records])
+        rows.append((task, -np.mean(worth), [f"`{task}`", f"`{method}`", spread, f"{main} {score}"]))
+    head = ["task", "method", "independent draws, mean (least to most) over seeds", "main metric"]
+    return table(head, [row for *_, row in sorted(rows)])
+
+
 def drawn() -> Iterator[Drawing]:
     """Fits of the toy, and curves against severity."""
     identities = ("toy_regression", "toy_regression+layers=3")
@@ -447,6 +466,7 @@ PARTS: dict[str, Part] = {
     "results shift_cifar10": lambda: results_if_any("shift_cifar10"),
     "regressions diabetes_regression": lambda: regressions("diabetes_regression"),
     "questions": questions,
+    "worth of draws": worth_of_draws,
     "leaders": leaders,
     "marks": marked_cells,
 }
