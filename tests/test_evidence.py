@@ -615,13 +615,13 @@ def test_svgd_alone_is_known_to_lose_less_under_shift_than_a_tuned_plain_network
         low, high = interval([first["nll"] - second["nll"] for first, second in pairs])
         better |= {method} if low > 0 else set()
         worse |= {method} if high < 0 else set()
-    assert len(SHIFTED) == 25
+    assert len(SHIFTED) == 26
     assert better == {"svgd"}
     ahead = [first["nll"] - second["nll"] for first, second in zip(plain, shifted("svgd"), strict=True)]
     assert np.mean(ahead) == pytest.approx(0.035, abs=0.0005)
     assert interval(ahead) == pytest.approx((0.013, 0.057), abs=0.0005)
-    assert len(worse) == 11
-    assert worse >= {"matrix_normal_vi", "nf_gamma"}, "the two that were not searched"
+    assert len(worse) == 10
+    assert worse >= {"sgld", "psgld", "sghmc", "sgld_cyclical", "sghmc_cyclical"}, "all chains"
     more = [
         method
         for method in set(SHIFTED) - {"map"}
@@ -693,7 +693,7 @@ def test_of_the_four_that_lead_on_digits_two_are_known_to_lead_on_fashion_mnist(
         low, high = interval([first["nll"] - second["nll"] for first, second in pairs])
         better |= {method} if low > 0 else set()
         worse |= {method} if high < 0 else set()
-    assert set(CLOTHES) == set(SHIFTED) - {"packed"}
+    assert set(CLOTHES) == set(SHIFTED) - {"packed", "psgld"}
     assert better == {"deep_ensemble", "radial_ensemble"}
     assert worse == {"laplace", "matrix_normal_vi", "mc_dropout", "nf_gamma", "sgld_cyclical"}
 
@@ -866,7 +866,7 @@ def distances(task, method):
 def place_and_spread(method):
     """Of functions on `fidelity_diabetes`: how far off their mean is, and their sd, in the posterior's sd."""
     found = []
-    for seed in range(3):
+    for seed in range(5):
         _, arrays = scores_of(directory_of("fidelity_diabetes", method, seed))
         draws, exact = (arrays[name].astype(float) for name in ("draws", "reference"))
         found.append(
@@ -879,49 +879,77 @@ def test_a_normal_at_the_mode_is_nearer_than_the_mode_once_both_are_searched():
     """On diabetes: it lies nearer in each seed, and is wider than the posterior."""
     mode, normal = (distances("fidelity_diabetes", method) for method in ("map", "laplace"))
     assert (normal < mode).all()
-    assert (mode - normal).mean() == pytest.approx(0.36, abs=0.005)
-    assert interval(mode - normal) == pytest.approx((-0.11, 0.83), abs=0.005)
+    assert (mode - normal).mean() == pytest.approx(0.42, abs=0.005)
+    assert interval(mode - normal) == pytest.approx((0.12, 0.73), abs=0.005)
     (mode_off, _), (off, wide) = (place_and_spread(method).T for method in ("map", "laplace"))
     assert mode_off.mean() == pytest.approx(0.67, abs=0.005)
     assert off.mean() == pytest.approx(0.53, abs=0.006)
     assert wide.mean() == pytest.approx(1.5, abs=0.05)
     assert place_and_spread("hmc").mean(0) == pytest.approx([0, 1], abs=0.1), "the exact one is told"
-    for curvature, mean in (("diagonal", 0.85), ("full", 0.74)):
+    for curvature, mean in (("diagonal", 0.86), ("full", 0.70)):
         assert distances("fidelity_diabetes", f"laplace+curvature={curvature}").mean() == pytest.approx(
             mean, abs=0.005
         )
 
 
-def test_seeds_that_took_part_in_a_choice_are_not_known_to_flatter_it():
-    """docs/tasks/fidelity.md: seeds 0 to 2 chose the settings of digits; and `hmc` beside the floor."""
-    methods = [p.name for p in (SUBMISSIONS / "reference" / "fidelity_digits").iterdir() if p.is_dir()]
-    seeds = np.array([distances("fidelity_digits", method) for method in methods if method != "hmc"])
-    assert seeds.shape == (19, 5)
-    farther = seeds[:, 3:].mean(1) - seeds[:, :3].mean(1)
-    assert farther.mean() == pytest.approx(0.004, abs=0.0005)
-    assert interval(farther) == pytest.approx((-0.002, 0.010), abs=0.0005)
+FIDELITY = ["fidelity_toy", "fidelity_iris", "fidelity_diabetes", "fidelity_digits"]
+
+
+def ranked_methods(task):
+    """Of the project's own entries, without `hmc`, which nobody searched."""
+    names = [path.name for path in (SUBMISSIONS / "reference" / task).iterdir() if path.is_dir()]
+    assert len(names) == 21
+    return sorted({*names} - {"hmc"})
+
+
+def test_seeds_that_took_part_in_a_choice_flatter_it():
+    """docs/tasks/fidelity.md: seeds 0 to 2 chose the settings; and `hmc`, by the floor."""
+    seeds = {
+        task: np.array([distances(task, method) for method in ranked_methods(task)]) for task in FIDELITY
+    }
+    assert {of.shape for of in seeds.values()} == {(20, 5)}
+    first, later = (
+        {task: of[:, part].mean(1) for task, of in seeds.items()} for part in (slice(3), slice(3, 5))
+    )
+    ratios = np.log(np.concatenate([later[task] / first[task] for task in FIDELITY]))
+    found = np.exp([ratios.mean(), *interval(ratios)])
+    assert found == pytest.approx([1.11, 1.05, 1.17], abs=0.005)
+    expected = {
+        "fidelity_toy": (0.17, -0.03, 0.36),
+        "fidelity_iris": (0.014, 0.001, 0.027),
+        "fidelity_diabetes": (0.028, 0.002, 0.055),
+        "fidelity_digits": (0.004, -0.002, 0.010),
+    }
+    for task, numbers in expected.items():
+        farther = later[task] - first[task]
+        assert (farther.mean(), *interval(farther)) == pytest.approx(
+            numbers, abs=0.005 if task == "fidelity_toy" else 0.0005
+        )
     assert interval(distances("fidelity_digits", "hmc")) == pytest.approx((0.026, 0.043), abs=0.0005)
+    assert interval(distances("fidelity_diabetes", "hmc")) == pytest.approx((0.141, 0.166), abs=0.0005)
 
 
-def test_an_ensemble_is_nearer_than_its_member_once_and_farther_once():
+def test_an_ensemble_is_nearer_than_its_member_three_times_and_farther_never():
     """Beyond the interval over seeds; of twelve pairs of which seven have a nearer mean."""
-    tasks = ["fidelity_toy", "fidelity_iris", "fidelity_diabetes", "fidelity_digits"]
     pairs = [("deep_ensemble", "map"), ("mfvi_ensemble", "mfvi"), ("radial_ensemble", "radial")]
-    nearer = {(t, one): distances(t, of) - distances(t, one) for t in tasks for one, of in pairs}
+    nearer = {(t, one): distances(t, of) - distances(t, one) for t in FIDELITY for one, of in pairs}
     assert sum(by.mean() > 0 for by in nearer.values()) == 7
     shown = {pair: interval(by) for pair, by in nearer.items() if not interval(by)[0] <= 0 <= interval(by)[1]}
-    assert shown.keys() == {("fidelity_diabetes", "deep_ensemble"), ("fidelity_toy", "radial_ensemble")}
-    assert shown["fidelity_diabetes", "deep_ensemble"] == pytest.approx((0.125, 0.548), abs=0.0005)
-    assert shown["fidelity_toy", "radial_ensemble"] == pytest.approx((-0.207, -0.013), abs=0.0005)
+    expected = {
+        ("fidelity_toy", "deep_ensemble"): (0.05, 0.32),
+        ("fidelity_diabetes", "deep_ensemble"): (0.16, 0.56),
+        ("fidelity_diabetes", "radial_ensemble"): (0.05, 0.18),
+    }
+    assert shown.keys() == expected.keys()
+    for pair, numbers in expected.items():
+        assert shown[pair] == pytest.approx(numbers, abs=0.005)
 
 
-def test_what_is_nearest_differs_by_problem_and_one_method_is_near_on_all():
-    """docs/tasks/fidelity.md: among the first six beside `hmc`; and who is nearer than one network."""
+def test_what_is_nearest_differs_by_problem_and_two_methods_are_near_on_all():
+    """docs/tasks/fidelity.md: among the first eight beside `hmc`; and who is nearer than one network."""
     order = {}
-    for task in ("fidelity_toy", "fidelity_iris", "fidelity_diabetes", "fidelity_digits"):
-        methods = [path.name for path in (SUBMISSIONS / "reference" / task).iterdir() if path.is_dir()]
-        means = {m: distances(task, m).mean() for m in methods if m != "hmc"}
-        assert len(means) == 19
+    for task in FIDELITY:
+        means = {method: distances(task, method).mean() for method in ranked_methods(task)}
         order[task] = sorted(means, key=means.__getitem__)
         assert distances(task, "hmc").mean() < min(means.values())
     assert [of[0] for of in order.values()] == [
@@ -930,12 +958,20 @@ def test_what_is_nearest_differs_by_problem_and_one_method_is_near_on_all():
         "radial_ensemble",
         "ivon",
     ]
-    assert set.intersection(*(set(of[:6]) for of in order.values())) == {"nf_gaussian"}
+    assert set.intersection(*(set(of[:8]) for of in order.values())) == {"invariant_vi", "nf_gaussian"}
     before_map = {task: set(of[: of.index("map")]) for task, of in order.items()}
     normals = {"mfvi", "radial", "matrix_normal_vi", "full_cov_vi", "ivon", "invariant_vi", "mixture_vi"}
     assert before_map["fidelity_iris"] & normals == {"full_cov_vi", "ivon", "invariant_vi"}
     assert normals - before_map["fidelity_toy"] == {"mfvi", "matrix_normal_vi", "mixture_vi", "radial"}
     assert order["fidelity_digits"][-3:] == ["deep_ensemble", "svgd", "map"]
+
+
+def test_a_preconditioned_chain_is_nearer_on_three_of_four():
+    """docs/tasks/fidelity.md: paired by seed; on digits no difference."""
+    for task in FIDELITY:
+        low, high = interval(distances(task, "sgld") - distances(task, "psgld"))
+        assert (low > 0) == (task != "fidelity_digits"), task
+        assert high > 0
 
 
 @pytest.mark.parametrize("task", ["fidelity_toy", "fidelity_iris"])
