@@ -332,14 +332,17 @@ def test_a_terminal_shows_the_line_in_every_column():
 
 
 def test_bench_show_ends_with_the_marks(capsys):
-    """A committed chain that drifted, and one of the same task that has no such diagnostic."""
-    folder = SUBMISSIONS / "reference" / "fidelity_toy"
+    """Committed chains of which one moved, and a method of the same task that has no such diagnostic."""
+    folder = SUBMISSIONS / "reference" / "fidelity_iris"
+    reason = "half of what it predicts is worth fewer than 1.84 of 50 independent draws"
     assert cli.main(["show", str(folder / "sgld" / "seed0")]) == 0
-    assert "mark: a weight did not move: its slowest weight is worth 1.46 of 50" in capsys.readouterr().out
+    assert f"mark: predictions did not move: {reason}" in capsys.readouterr().out
+    assert cli.main(["show", str(folder / "sgld" / "seed2")]) == 0
+    out = capsys.readouterr().out
+    assert "mark:" not in out
+    assert "half of what the chain predicts is worth 13.7 of 50 independent draws or more" in out
     assert cli.main(["show", str(folder / "map" / "seed0")]) == 0
     assert "mark:" not in capsys.readouterr().out
     assert cli.main(["show", str(folder / "sgld" / "seed0"), "--format", "json"]) == 0
     for row in json.loads(capsys.readouterr().out):
-        assert row["marks"] == [
-            "a weight did not move: its slowest weight is worth 1.46 of 50 independent draws"
-        ]
+        assert row["marks"] == [f"predictions did not move: {reason}"]

@@ -1,7 +1,7 @@
 """Screens: no honest entry has a flag, every cheat has its own, and a milder honest variant has none."""
 
 from functools import cache
-from itertools import pairwise
+from itertools import combinations, pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -83,6 +83,19 @@ def test_a_mixture_of_two_is_caught_among_fifty_examples_too():
         for three in zip(first, second, third, strict=True)
     ]
     assert beside("fidelity_iris", more) == []
+
+
+def test_mixtures_of_any_two_are_caught_among_a_hundred_runs():
+    """Of forty pairs of entries at random, all but one."""
+    draws = {m: [runs[s][0]["draws"] for s in (1, 2, 0)] for m, runs in entries("fidelity_iris").items()}
+    pairs = [*combinations(sorted(draws), 2)]
+
+    def made(pair):
+        return [{"draws": np.concatenate(both)} for both in zip(*(draws[one] for one in pair), strict=True)]
+
+    chosen = [pairs[i] for i in np.random.default_rng(0).choice(len(pairs), 40, replace=False)]
+    missed = [pair for pair in chosen if beside("fidelity_iris", made(pair)) != ["copy"]]
+    assert missed == [("invariant_vi", "mfvi")]
 
 
 def normalised(log_probs):
