@@ -910,7 +910,9 @@ def test_a_normal_at_the_mode_is_nearer_than_the_mode_once_both_are_searched():
     assert mode_off.mean() == pytest.approx(0.74, abs=0.005)
     assert off.mean() == pytest.approx(0.51, abs=0.006)
     assert wide.mean() == pytest.approx(1.5, abs=0.05)
-    assert place_and_spread("hmc").mean(0) == pytest.approx([0, 1], abs=0.1), "the exact one is told"
+    assert place_and_spread("hmc").mean(0) == pytest.approx([0, 1], abs=0.12), (
+        "the exact one; 80 draws leave 0.1"
+    )
     for curvature, mean in (("diagonal", 0.86), ("full", 0.70)):
         assert distances("fidelity_diabetes", f"laplace+curvature={curvature}").mean() == pytest.approx(
             mean, abs=0.005
