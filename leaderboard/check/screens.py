@@ -117,8 +117,8 @@ a mean of two entries with noise has 0.1 at most, unless the two are nearly one.
 _TRIED: Final = 64
 """Runs of which each is tried with the one that completes it best.
 
-Among a hundred runs of one problem a mixture of two is like many: of forty pairs of entries of `fidelity_iris`
-eight tries left a sixth of the mixtures unseen, and these leave one.
+Among a hundred runs of one problem a mixture of two is like many: of forty pairs of entries of
+`fidelity_iris` eight tries left a sixth of the mixtures unseen, and these leave one.
 """
 
 
