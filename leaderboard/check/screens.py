@@ -115,10 +115,10 @@ and what parts them is smooth until another run explains it: 0.57 at least of th
 a mean of two entries with noise has 0.1 at most, unless the two are nearly one.
 """
 _TRIED: Final = 64
-"""Runs of which each is tried with the one that completes it best.
+"""Runs of which each is tried with the one that completes it best, the most like first.
 
-Among a hundred runs of one problem a mixture of two is like many: of forty pairs of entries of
-`fidelity_iris` eight tries left a sixth of the mixtures unseen, and these leave one.
+Among a hundred runs of one problem a mixture of two is like many: of the 210 pairs of entries of
+`fidelity_iris` four are unseen with 32.
 """
 
 
@@ -231,14 +231,13 @@ class Gallery:
         alike = self._alike[view]
         size = _size(_centred(self._runs[own][1].views[view])) / scale
         # Within reach: size * sqrt(1 - alike^2) < reach.
-        near = np.flatnonzero(may & (alike[own] ** 2 > 1 - (reach / max(size, 1e-9)) ** 2))
-        near = near[near != own]
-        singles = near[np.argsort(-np.abs(alike[own, near]), kind="stable")][:_TRIED].tolist()
-        yield from ([k] for k in singles[:3])
-        if not singles:
-            return
         along = np.where(may, alike[own], 0)
         along[own] = 0
+        singles = np.argsort(-np.abs(along), kind="stable")[:_TRIED]
+        singles = singles[along[singles] != 0].tolist()
+        yield from ([k] for k in singles[:3] if along[k] ** 2 > 1 - (reach / max(size, 1e-9)) ** 2)
+        if not singles:
+            return
         gram = alike[singles]
         rest = along - along[singles, None] * gram
         gain = np.where(may & (along != 0) & (gram**2 < 0.999), rest**2 / np.maximum(1 - gram**2, 1e-3), 0)

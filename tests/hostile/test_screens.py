@@ -86,16 +86,15 @@ def test_a_mixture_of_two_is_caught_among_fifty_examples_too():
 
 
 def test_mixtures_of_any_two_are_caught_among_a_hundred_runs():
-    """Of forty pairs of entries at random, all but one."""
+    """Of all pairs of entries, be the two near each other or many seeds' distances apart."""
     draws = {m: [runs[s][0]["draws"] for s in (1, 2, 0)] for m, runs in entries("fidelity_iris").items()}
-    pairs = [*combinations(sorted(draws), 2)]
 
     def made(pair):
         return [{"draws": np.concatenate(both)} for both in zip(*(draws[one] for one in pair), strict=True)]
 
-    chosen = [pairs[i] for i in np.random.default_rng(0).choice(len(pairs), 40, replace=False)]
-    missed = [pair for pair in chosen if beside("fidelity_iris", made(pair)) != ["copy"]]
-    assert missed == [("invariant_vi", "mfvi")]
+    pairs = [*combinations(sorted(draws), 2)]
+    assert len(pairs) == 210
+    assert not [pair for pair in pairs if beside("fidelity_iris", made(pair)) != ["copy"]]
 
 
 def normalised(log_probs):
