@@ -941,6 +941,9 @@ def test_seeds_that_took_part_in_a_choice_flatter_it():
     ratios = np.log(np.concatenate([later[task] / first[task] for task in FIDELITY]))
     found = np.exp([ratios.mean(), *interval(ratios)])
     assert found == pytest.approx([1.11, 1.05, 1.17], abs=0.005)
+    unsearched = [distances(task, "hmc") for task in FIDELITY]
+    ratio = np.exp(np.mean([np.log(of[3:].mean() / of[:3].mean()) for of in unsearched]))
+    assert ratio == pytest.approx(0.94, abs=0.005), "the control: seeds 3 and 4 are not hard ones"
     expected = {
         "fidelity_toy": (0.17, -0.03, 0.36),
         "fidelity_iris": (0.014, 0.001, 0.027),

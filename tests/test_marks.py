@@ -144,6 +144,10 @@ def test_what_predictions_say_goes_before_what_a_weight_says():
     assert names(record(fits=FIFTY, diagnostics=slow)) == ["predictions did not move"]
     assert names(record(fits=[{}, *FIFTY, {}], diagnostics=slow)) == ["predictions did not move"]
     assert names(record(fits=[{}], diagnostics=slow)) == []
+    for absurd in (0.0, -1.0):  # a record is anybody's, and the board reads it
+        assert names(record(fits=FIFTY, diagnostics={"prediction_autocorrelation": absurd})) == [
+            "a weight did not move"
+        ]
 
 
 def test_chance_is_the_exact_binomial_of_the_largest_class():

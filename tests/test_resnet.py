@@ -180,8 +180,8 @@ def test_gradient_of_filter_response_is_the_one_by_differences_and_that_of_autog
             layer.__dict__["_parameters"][name] = p
         return layer(images)
 
-    assert torch.autograd.gradcheck(written_out, (images, *own))
-    assert torch.autograd.gradgradcheck(written_out, (images, *own))
+    assert torch.autograd.gradcheck(written_out, (images, *own), raise_exception=False)
+    assert torch.autograd.gradgradcheck(written_out, (images, *own), raise_exception=False)
     along = torch.randn(2, 2, 3, 3, dtype=torch.float64)
     found, expected = (
         torch.autograd.grad(outputs, (images, *own), along)

@@ -101,7 +101,11 @@ def test_cheats_that_ranks_alone_do_not_tell():
     exact = task.score(truth | {"draws": conjugate(task)})
     assert of_prior["deviation"] < ranks.band(W, NUM_TEST)
     assert of_prior["nll"] > exact["nll"] + 0.5
-    point = task.score(truth | {"draws": conjugate(task).mean(1, keepdims=True)})
+    middle = truth | {"draws": conjugate(task).mean(1, keepdims=True)}
+    draws, _ = task.kept(middle)
+    assert draws.shape[1] == task.settings.test_samples > 1
+    assert np.ptp(draws, 1).max() == 0
+    point = task.score(middle)
     assert point["coverage_error"] == pytest.approx((0.5 + 0.8 + 0.9) / 3)
     assert point["deviation"] > 0.3
     assert isinstance(point["scale_error"], Undefined)

@@ -123,11 +123,12 @@ def together(of_seeds: Sequence[tuple[int, tuple[Mark, ...]]]) -> tuple[Mark, ..
 def independent_draws(record: Record) -> tuple[float, float] | None:
     """How many independent draws half of a chain's predictions are worth at least, and how many draws it has.
 
-    By the longest autocorrelation time of all predictions of the run. None of a run that tells none.
+    By the longest autocorrelation time of all predictions of the run. None of a run that tells none, or a
+    time or a number of draws that cannot be.
     """
-    time = record.diagnostics.get("prediction_autocorrelation")
-    draws = max((fit.diagnostics["draws"] for fit in record.fits if "draws" in fit.diagnostics), default=None)
-    return None if time is None or draws is None else (draws / time, draws)
+    time = record.diagnostics.get("prediction_autocorrelation", 0.0)
+    draws = max((fit.diagnostics.get("draws", 0.0) for fit in record.fits), default=0.0)
+    return (draws / time, draws) if time > 0 and draws > 0 else None
 
 
 # ------------------------------------------------------------------------------------------------- each mark

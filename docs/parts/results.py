@@ -413,17 +413,17 @@ def marked_cells() -> str:
 
 def worth_of_draws() -> str:
     """Ranked cells that say how many independent draws their predictions are worth, the best mixed first."""
-    by_cell: dict[tuple[str, str], list[Record]] = {}
+    by_cell: dict[tuple[str, str], list[tuple[Record, tuple[float, float]]]] = {}
     for path, record in committed():
-        if SUBMISSIONS in path.parents and independent_draws(record) is not None:
-            by_cell.setdefault((record.task.identity, record.method.identity), []).append(record)
+        if SUBMISSIONS in path.parents and (told := independent_draws(record)) is not None:
+            by_cell.setdefault((record.task.identity, record.method.identity), []).append((record, told))
     rows = []
-    for (task, method), records in by_cell.items():
-        told = [found for record in records if (found := independent_draws(record)) is not None]
-        worth = [draws for draws, _ in told]
-        spread = f"{np.mean(worth):.1f} ({min(worth):.1f} to {max(worth):.1f}) of {told[0][1]:g}"
-        main = measures.spec_of(records[0]).main_metric
-        score = interval([record.metrics[main] for record in records])
+    for (task, method), found in by_cell.items():
+        worth = [independent for _, (independent, _) in found]
+        first, (_, draws) = found[0]
+        spread = f"{np.mean(worth):.1f} ({min(worth):.1f} to {max(worth):.1f}) of {draws:g}"
+        main = measures.spec_of(first).main_metric
+        score = interval([record.metrics[main] for record, _ in found])
         rows.append((task, -np.mean(worth), [f"`{task}`", f"`{method}`", spread, f"{main} {score}"]))
     head = ["task", "method", "independent draws, mean (least to most) over seeds", "main metric"]
     return table(head, [row for *_, row in sorted(rows)])
