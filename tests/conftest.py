@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,24 @@ def pytest_runtest_call():
 def pytest_runtest_teardown():
     """Coverage goes on after a test that is not traced, and fixtures end their threads by threads."""
     leave_threads_untraced()
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Runs leave no pictures, a third of what a small one takes: for tests that make many and see none."""
+    monkeypatch.setattr("bench.figures.save", lambda *_: [])
+
+
+@pytest.fixture(autouse=True, scope="session")
+def project_is_asked_for_once():
+    """Every run asks git thrice whence its source is; that of the project does not change under its tests."""
+    from bench.runs import records
+
+    real, root = records._git, Path(__file__).parent.parent
+    once = cache(real)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "_git", lambda at, *of: (once if at.is_relative_to(root) else real)(at, *of))
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -147,6 +147,7 @@ def test_method_that_cannot_go_on_is_refused_in_sequence(tmp_path):
                 run(tmp_path, name)
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(("method", "order"), list(orders()))
 def test_same_seed_same_arrays(tmp_path, method, order):
     few = {"order": order, "hidden": 2}
@@ -739,6 +740,7 @@ def test_two_processes_train_one_run(tmp_path, done):
     assert digest_of(path.parent) == record.provenance.arrays_digest
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("method", registry.methods())
 def test_every_method_runs_on_the_toy_problem_or_says_why_not(tmp_path, method):
     options = {"task": "toy_regression", "task_settings": {"epochs": 3, "test_samples": 8, "hidden": 10}}

@@ -384,6 +384,7 @@ SEQUENTIAL = [n for n, e in registry.methods().items() if "sequential" in e.prov
     "method", [pytest.param(m, marks=[] if m in ("mfvi", "ewc") else pytest.mark.slow) for m in SEQUENTIAL]
 )
 @pytest.mark.parametrize("prior", ["posterior", "initial"])
+@pytest.mark.usefixtures("undrawn")
 def test_every_sequential_method_runs_with_coresets(method, prior, tmp_path):
     values = {**TINY, "coreset_prior": prior}
     record = bench.run(method, "split_digits", preset="smoke", task_settings=values, out=tmp_path).record

@@ -442,15 +442,15 @@ def provenance(method_file: Path, arrays_digest: str | None, task_file: Path | N
     """Provenance of a run of the method in this file on the task in that."""
     # An environment may lie inside a repository that has nothing to do with what is installed there.
     is_ignored = _git(method_file.parent, "check-ignore", str(method_file)) is not None
-    commit = None if is_ignored else _git(method_file.parent, "rev-parse", "HEAD")
-    top = _git(method_file.parent, "rev-parse", "--show-toplevel") if commit else None
+    found = None if is_ignored else _git(method_file.parent, "rev-parse", "HEAD", "--show-toplevel")
+    commit, _, top = (found or "").partition("\n")
     changed = _git(Path(top), "status", "--porcelain", "--", "*.py", "*.toml") if top else None
     return Provenance(
         version=bench.__version__,
         source_hash=source_hash(),
         method_file_hash=file_hash(method_file),
         task_file_hash=None if task_file is None else file_hash(task_file),
-        commit=commit,
+        commit=commit or None,
         dirty=None if changed is None else bool(changed),
         arrays_digest=arrays_digest,
     )

@@ -13,10 +13,12 @@ others are fractions.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
-from scipy.special import erf
+import torch
+from torch import Tensor
 
 from bench import figures
 from bench.spec import Metric
@@ -26,8 +28,8 @@ LEVELS = (90, 50, 80, 95)
 """Central intervals that are scored, in percent; the first are shown first."""
 BINS = 10
 """Of the PIT histogram."""
-_BLOCK = 100
-"""Mixtures that are scored at once, few enough for the cache of a processor."""
+_BLOCK = 32_000
+"""Normals of mixtures that are scored at once, few enough for the cache of a processor."""
 
 
 def measures(unit: str, where: str = "") -> dict[str, Metric]:
@@ -87,24 +89,27 @@ def crps(mean: np.ndarray, sigma: np.ndarray, targets: np.ndarray) -> np.ndarray
         sigma: Their standard deviations, above 0, `[S, N]`.
         targets: `[N]`.
     """
-    columns = [slice(i, i + _BLOCK) for i in range(0, len(targets), _BLOCK)]
-    return np.concatenate([_crps(mean[:, rows], sigma[:, rows], targets[rows]) for rows in columns])
+    tensors = (torch.tensor(array, dtype=torch.float64) for array in (mean, sigma, targets))
+    columns = max(1, _BLOCK // len(mean))
+    blocks = zip(*(tensor.split(columns, -1) for tensor in tensors), strict=True)
+    return np.concatenate([_crps(*block).numpy() for block in blocks])
 
 
-def _crps(mean: np.ndarray, sigma: np.ndarray, targets: np.ndarray) -> np.ndarray:
+def _crps(mean: Tensor, sigma: Tensor, targets: Tensor) -> Tensor:
     size, variance = len(mean), sigma**2
-    between = np.zeros(len(targets))
+    between = torch.zeros_like(targets)
     for i in range(size - 1):
-        both = np.sqrt(variance[i] + variance[i + 1 :])
-        between += _absolute(mean[i] - mean[i + 1 :], both).sum(0)
-    within = 2 / np.sqrt(np.pi) * sigma.sum(0)  # of X and X' from one normal
-    return np.asarray(_absolute(targets - mean, sigma).mean(0) - (between + within / 2) / size**2)
+        between += _absolute(mean[i] - mean[i + 1 :], variance[i] + variance[i + 1 :]).sum(0)
+    within = 2 / math.sqrt(math.pi) * sigma.sum(0)  # of X and X' from one normal
+    return _absolute(targets - mean, variance).mean(0) - (between + within / 2) / size**2
 
 
-def _absolute(mean: np.ndarray, sigma: np.ndarray) -> np.ndarray:
-    """Expected absolute value of normals."""
+def _absolute(mean: Tensor, variance: Tensor) -> Tensor:
+    """Expected absolute value of normals; by torch, whose error function takes a third of scipy's time."""
+    sigma = variance.sqrt()
     z = mean / sigma
-    return np.asarray(np.sqrt(2 / np.pi) * sigma * np.exp(-0.5 * z**2) + mean * erf(z / np.sqrt(2)))
+    sure = torch.erf(z / math.sqrt(2)).mul_(mean)
+    return z.square_().mul_(-0.5).exp_().mul_(sigma).mul_(math.sqrt(2 / math.pi)).add_(sure)
 
 
 def interval_score(low: np.ndarray, high: np.ndarray, targets: np.ndarray, level: float) -> np.ndarray:

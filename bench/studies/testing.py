@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -51,8 +51,27 @@ def races(
     Returns:
         Name -> indices `[R, M]` in order, and the probability of each among those left `[R, M]`.
     """
-    generator = np.random.default_rng(randomness.derive(0, "races"))
     size = len(next(iter(weights.values())))
+    fair = [name for name, log_w in weights.items() if not log_w.any()]
+    others = {name: log_w for name, log_w in weights.items() if name not in fair}
+    found = _races(size, others, trajectories, draws) if others else {}
+    return {name: _fair_race(size, trajectories, draws) if name in fair else found[name] for name in weights}
+
+
+@lru_cache(maxsize=4)
+def _fair_race(size: int, trajectories: int, draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draws by equal weights: those of every model, so made once for all runs that are scored together."""
+    found = _races(size, {"fair": np.zeros(size)}, trajectories, draws)["fair"]
+    for array in found:
+        array.setflags(write=False)
+    return found
+
+
+def _races(
+    size: int, weights: Mapping[str, np.ndarray], trajectories: int, draws: int
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """`races`, each of them run."""
+    generator = np.random.default_rng(randomness.derive(0, "races"))
     early = {name: _early(log_w, 2 * draws) for name, log_w in weights.items()}
     total = {name: np.logaddexp.reduce(log_w) for name, log_w in weights.items()}
     found: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {name: [] for name in weights}
