@@ -26,7 +26,7 @@ ROOT = Path(__file__).parent.parent
 def copy_of_the_project(folder: Path) -> dict[str, str]:
     """Copies the source and returns an environment in which `bench` and `python` use the copy."""
     for name in ("bench", "methods", "tasks", "leaderboard", "tests", "docs"):
-        ignored = shutil.ignore_patterns("__pycache__", "records", "figures")
+        ignored = shutil.ignore_patterns("records", "figures")
         shutil.copytree(ROOT / name, folder / name, ignore=ignored, symlinks=True)
     shutil.copy(ROOT / "pyproject.toml", folder)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
