@@ -218,7 +218,7 @@ def test_preset_is_valid_and_names_its_source(preset):
 
 
 def test_preset_files_speak_of_known_methods_and_tasks():
-    for path in (Path(bench.__path__[0]) / "runs" / "presets").glob("*.toml"):
+    for path in resolution.PRESET_FILES.glob("*.toml"):
         assert path.stem in {entry.file for entry in registry.tasks().values()}
         table = tomllib.loads(path.read_text())
         assert table.keys() <= {"standard", "paper"}
@@ -286,8 +286,7 @@ def test_identity_of_a_name_of_a_pattern_is_the_name():
 @pytest.mark.parametrize("members", [1, 3])
 def test_presets_of_a_method_are_those_of_its_spelled_names(monkeypatch, tmp_path, members):
     """A task's table for nf_gamma sets what the name leaves open; what it spells out stands."""
-    (tmp_path / "presets").mkdir()
-    (tmp_path / "presets" / "singular_evidence.toml").write_text(
+    (tmp_path / "singular_evidence.toml").write_text(
         """
         [standard.nf_gamma]
         provenance = "tuned"
@@ -298,7 +297,7 @@ def test_presets_of_a_method_are_those_of_its_spelled_names(monkeypatch, tmp_pat
         train_samples = 9
         """
     )
-    monkeypatch.setattr(resolution, "files", lambda package: tmp_path)
+    monkeypatch.setattr(resolution, "PRESET_FILES", tmp_path)
     for name, shape in (("nf_gamma", 7), ("nf_gamma_10_1_100_True", 10)):
         standard, paper = (
             resolved(name, "singular_evidence", preset, members=members) for preset in ("standard", "paper")

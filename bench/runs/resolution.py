@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
-from importlib.resources import files
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -27,7 +27,9 @@ from bench.settings import build, code_in
 if TYPE_CHECKING:
     from bench.engine.trainer import TrainerOptions
 
-TUNED = Path(__file__).parent / "presets" / "tuned"
+PRESET_FILES = Path(__file__).parent / "presets"
+"""Folder of what files of tasks say of methods: `<file>.toml`."""
+TUNED = PRESET_FILES / "tuned"
 """Folder of what `bench tune` found: `<task>/<method>.json`."""
 FULL_PRECISION = "32-true"
 """What identities take for granted: Lightning's name for training in float32 throughout."""
@@ -57,14 +59,19 @@ def is_untuned() -> bool:
     return not _tuned.get()
 
 
+@cache
+def _tables(path: Path) -> dict[str, Any]:
+    """A task's file of presets; read once, since a board resolves thousands of runs."""
+    return tomllib.loads(path.read_text()) if path.is_file() else {}
+
+
 def _pair_presets(method: Entry, task: Entry, tuned: bool) -> dict[str, dict[str, Any]]:
     """Preset -> settings of the method for the task, with the key `provenance`.
 
     With `tuned`, what tuning chose on the task of this name takes the place of the table of `standard`. An
     ensemble has the settings of its member.
     """
-    path = files("bench.runs") / "presets" / f"{task.file}.toml"
-    table = tomllib.loads(path.read_text()) if path.is_file() else {}
+    table = _tables(PRESET_FILES / f"{task.file}.toml")
     known, name = registry.methods(), method.member.name
     if method.fixed and name not in known and method.file in known:  # a name that spells out settings
         name = method.file
