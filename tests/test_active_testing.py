@@ -85,10 +85,23 @@ def test_equal_proposals_draw_equal_points_and_others_share_their_luck():
 
 def test_draws_do_not_depend_on_how_many_are_made_at_once(monkeypatch):
     at_once = testing.races(logs(PROPOSALS), 30, 2)
+    testing._fair_race.cache_clear()
     monkeypatch.setattr(testing, "_CHUNK", 4 * 7)
     for name, (index, q) in testing.races(logs(PROPOSALS), 30, 2).items():
         np.testing.assert_array_equal(index, at_once[name][0])
         np.testing.assert_array_equal(q, at_once[name][1])
+
+
+def test_equal_weights_race_once_and_as_beside_others():
+    """Kept between calls, and the draws that a race of its own beside the steep one would have made."""
+    weights = {"fair": np.full(4, -1.4), "steep": np.log(PROPOSALS["steep"])}
+    testing._fair_race.cache_clear()
+    found, alone = testing.races(weights, 500, 3), testing._races(4, weights, 500, 3)
+    for name in weights:
+        np.testing.assert_array_equal(found[name][0], alone[name][0])
+        np.testing.assert_allclose(found[name][1], alone[name][1], rtol=1e-12)
+    assert testing.races({"other": np.zeros(4)}, 500, 3)["other"][0] is found["fair"][0]
+    assert testing.races({"other": np.zeros(4)}, 501, 3)["other"][0].shape == (501, 3)
 
 
 @pytest.mark.parametrize("steep", [0.0, 3.0, 500.0])
@@ -428,6 +441,7 @@ def test_point_mass_has_the_ratio_one():
 def test_races_do_not_depend_on_how_many_are_drawn_at_once(monkeypatch):
     weights = {"a": np.log(np.arange(1.0, 31.0)), "b": np.zeros(30)}
     whole = testing.races(weights, 50, 10)
+    testing._fair_race.cache_clear()
     monkeypatch.setattr(testing, "_CHUNK", 100)
     for name, found in testing.races(weights, 50, 10).items():
         for piece, all_at_once in zip(found, whole[name], strict=True):

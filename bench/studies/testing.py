@@ -52,7 +52,7 @@ def races(
         Name -> indices `[R, M]` in order, and the probability of each among those left `[R, M]`.
     """
     size = len(next(iter(weights.values())))
-    fair = [name for name, log_w in weights.items() if not log_w.any()]
+    fair = [name for name, log_w in weights.items() if log_w.min() == log_w.max()]
     others = {name: log_w for name, log_w in weights.items() if name not in fair}
     found = _races(size, others, trajectories, draws) if others else {}
     return {name: _fair_race(size, trajectories, draws) if name in fair else found[name] for name in weights}
