@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.no_cover
+"""These tests read sources and run none."""
+
 MAIN = Path(__file__).resolve().parent.parent
 FOLDERS = {
     "bench": "bench",
