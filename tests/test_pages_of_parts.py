@@ -31,6 +31,8 @@ def record(method, task, identity, seed, metrics, **settings):
         status="completed",
         seed=seed,
         metrics=metrics,
+        diagnostics={},
+        fits=[],
     )
 
 
@@ -64,6 +66,18 @@ def test_the_optimum_is_judged_seed_by_seed(parts, monkeypatch):
     assert "least at T = 0.3, 1.9000 nats, against 2.0000 at T = 1" in said
     assert said.endswith("better, so there is a cold posterior effect here.")
     assert np.ptp(student([0.9, 1.9, 2.9])[:2]) > 1
+
+
+def test_a_gain_over_a_chain_that_stands_still_is_not_called_an_effect_of_temperature(parts, monkeypatch):
+    runs = hmc(1.0, [1.0, 2.0, 3.0]) + hmc(0.3, [0.9, 1.9, 2.9])
+    for seed, worth in enumerate([2, 40, 2]):  # of 50 draws
+        runs[seed][1].diagnostics["prediction_autocorrelation"] = 50 / worth
+        runs[seed][1].fits.append(SimpleNamespace(diagnostics={"draws": 50.0}))
+    said = shown(parts, monkeypatch, runs)
+    assert "cold posterior effect" not in said
+    assert said.endswith(
+        "but predictions did not move in 2 of 3 seeds at T = 1: the sampler may gain, not T."
+    )
 
 
 def test_without_an_improvement_the_page_says_so(parts, monkeypatch):
