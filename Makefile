@@ -5,10 +5,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --no-compile
 ARGS ?=
 # A process of one thread per core, and one more, since tests wait for disks, browsers and other processes a seventh
 # of their time; each takes about 1 GB. Each file's tests are in one of them, since they share runs.
-PARALLEL = -n $(shell expr $$(nproc || getconf _NPROCESSORS_ONLN) + 1) --dist loadfile --no-loadscope-reorder
+CORES = $(shell nproc || getconf _NPROCESSORS_ONLN)
+PARALLEL = -n $(shell expr $(CORES) + 1) --dist loadfile --no-loadscope-reorder
 test test-fast test-ddp test-mutants: export OMP_NUM_THREADS := 1
 # Tests start many processes: each would compile every source again.
 test test-fast test-ddp test-mutants: export PYTHONDONTWRITEBYTECODE :=
@@ -48,7 +50,7 @@ test-mutants: $(VENV)/.installed
 lint: $(VENV)/.installed
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
-	$(BIN)/python -m mypy -p bench
+	$(BIN)/python -m mypy --num-workers $(CORES) -p bench
 	@rm -rf .lint build
 	$(PIP) wheel --quiet --no-deps --no-build-isolation --wheel-dir .lint .
 	@rm -rf build
@@ -74,13 +76,13 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.installed-demo: pyproject.toml constraints.txt | $(VENV)/.created
-	$(PIP) install --no-compile -c constraints.txt -e .
+	$(INSTALL) -c constraints.txt -e .
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/.created
-	$(PIP) install --no-compile -c constraints.txt -e '.[test]'
+	$(INSTALL) -c constraints.txt -e '.[test]'
 	@touch $(VENV)/.installed-demo $@
 
 $(VENV)/.installed-site: pyproject.toml constraints.txt | $(VENV)/.created
-	$(PIP) install --no-compile -c constraints.txt -e '.[docs]'
+	$(INSTALL) -c constraints.txt -e '.[docs]'
 	@touch $(VENV)/.installed-demo $@

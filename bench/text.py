@@ -47,6 +47,14 @@ def all_escaped(value: Any) -> Any:
     return value
 
 
+def is_plain(content: bytes) -> bool:
+    """Whether JSON is of printed ASCII without a backslash: no string in it can hold a hidden character.
+
+    A string of JSON has control characters as escapes alone, except for the one that deletes.
+    """
+    return content.isascii() and not (b"\\" in content or b"\x7f" in content)
+
+
 def hidden(value: Any) -> Iterator[str]:
     """The strings inside a value that hold hidden characters, escaped."""
     match value:

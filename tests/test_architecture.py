@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -143,8 +144,16 @@ def resolved(names, modules):
     return found - {""}
 
 
-IMPORTED = {name: imports(path, name) for name, path in SOURCES.items()}
-GRAPH = {name: resolved(names, SOURCES) - {name} for name, names in IMPORTED.items()}
+@cache
+def imported():
+    """Of every module the names that it imports; not read by every process that collects tests."""
+    return {name: imports(path, name) for name, path in SOURCES.items()}
+
+
+@cache
+def graph():
+    """Of every module the modules that it imports."""
+    return {name: resolved(names, SOURCES) - {name} for name, names in imported().items()}
 
 
 def test_reading_of_imports(tmp_path):
@@ -241,12 +250,12 @@ def slips(graph, order, exceptions):
 
 def test_imports_follow_the_order():
     """If it names an exception that is no longer one: delete its line."""
-    assert slips(GRAPH, ORDER, EXCEPTIONS) == []
+    assert slips(graph(), ORDER, EXCEPTIONS) == []
 
 
 def test_a_newcomer_sees_at_the_root_what_methods_and_tasks_import():
     """What no method or task imports lies in a folder; the few that do not are written here, and no more."""
-    authors = {name for who, others in GRAPH.items() if who.startswith(DOORS) for name in others}
+    authors = {name for who, others in graph().items() if who.startswith(DOORS) for name in others}
     vocabulary = {name.split(".")[1] for name in authors if name != "bench"}
     inside = {
         path.name.removesuffix(".py") for path in (MAIN / "bench").iterdir() if path.name != "__pycache__"
@@ -272,7 +281,7 @@ def test_methods_know_no_data():
         assert any(other == name or other.startswith(f"{name}.") for other in SOURCES), f"{name} is no more"
     for name in SOURCES:
         if name.startswith(("bench.methods.", "bench.families.")):
-            others = reached(without(GRAPH, EXCEPTIONS), name)
+            others = reached(without(graph(), EXCEPTIONS), name)
             assert not {other for other in others if other.startswith((*data, *scores))}, name
 
 
@@ -375,7 +384,7 @@ def test_tools_that_read_sources_find_the_packages_outside_of_bench(folder):
 
 def knowing(*names):
     """Files that import one of the modules themselves."""
-    return {name for name, imported in IMPORTED.items() if touches(imported, *names)}
+    return {name for name, found in imported().items() if touches(found, *names)}
 
 
 def test_only_the_contract_and_what_trains_know_lightning():
@@ -441,8 +450,8 @@ def test_tasks_know_no_optimiser_and_the_leaderboard_no_engine():
     assert not {name for name in knowing("torch.optim") if name.startswith("bench.tasks.")}
     assert not {
         name
-        for name in GRAPH
-        if name.startswith("bench.leaderboard.") and "bench.engine.engine" in GRAPH[name]
+        for name in graph()
+        if name.startswith("bench.leaderboard.") and "bench.engine.engine" in graph()[name]
     }
 
 

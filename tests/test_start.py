@@ -347,6 +347,13 @@ before.sum().backward()
 optimizer.step()
 optimizer.zero_grad()
 print(imported(), isinstance(network, OptimizedModule))
+import numpy, scipy.special
+from torch.utils.flop_counter import FlopCounterMode
+assert not {"numpy.f2py.crackfortran", "triton"} & sys.modules.keys()
+assert callable(numpy.f2py.get_include) and "numpy.f2py.crackfortran" in sys.modules
+with FlopCounterMode(display=False) as counter:
+    network(torch.ones(1, 2))
+assert counter.get_total_flops() == 4 and type(counter) is torch.utils.flop_counter.FlopCounterMode
 import torch._dynamo.config, torchmetrics.classification
 compiled = torch.compile(network, backend="eager")
 assert torch.equal(compiled(torch.ones(1, 2)), network(torch.ones(1, 2)))
@@ -361,7 +368,7 @@ assert not [module for module in list(sys.modules.values()) if isinstance(module
 
 
 def test_training_imports_neither_compiler_nor_metrics_until_they_are_asked_for(tmp_path):
-    """The second line is the control: asked for, both packages are whole."""
+    """The second line is the control: asked for, the packages are whole."""
     done = subprocess.run([sys.executable, "-c", SHELLS], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     few, all_of_them = done.stdout.splitlines()

@@ -1,13 +1,15 @@
 """Hidden characters: which they are, and that nothing that is printed or kept holds one."""
 
 import io
+import json
 
+import pydantic_core
 import pytest
 from rich.table import Table
 from rich.text import Text
 
 from bench.commands.parser import SafeConsole
-from bench.text import all_escaped, escaped, hidden, one_line
+from bench.text import all_escaped, escaped, hidden, is_plain, one_line
 
 HIDDEN = {
     "NUL": "\0",
@@ -44,6 +46,20 @@ def test_hidden_characters_are_shown_as_python_writes_them(text):
 def test_what_can_be_seen_stays(text):
     assert escaped(text) == text
     assert not list(hidden([text]))
+
+
+@pytest.mark.parametrize("text", [*HIDDEN.values(), *map(chr, range(128))])
+def test_plain_json_holds_nothing_hidden(text):
+    """As one writes it, as another does, and raw, which the parser of records then refuses."""
+    for shown in (json.dumps([text]), json.dumps([text], ensure_ascii=False), f'["{text}"]'):
+        if not is_plain(content := shown.encode("utf-8", "surrogatepass")):
+            continue
+        try:
+            value = pydantic_core.from_json(content)
+        except ValueError:
+            continue
+        assert not list(hidden(value))
+    assert is_plain(json.dumps({"name": "map", "value": [0.5, None]}, indent=2).encode())
 
 
 def test_one_line_is_one_and_has_an_end():

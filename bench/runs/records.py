@@ -37,7 +37,7 @@ from bench.settings import Count, Schema
 from bench.spec import Arrays, Metrics, Row, Spec, Undefined, array_digest
 from bench.system.files import read, write
 from bench.system.source import file_hash, source_hash
-from bench.text import all_escaped, hidden, one_line
+from bench.text import all_escaped, hidden, is_plain, one_line
 
 if TYPE_CHECKING:
     import torch
@@ -269,7 +269,8 @@ def read_record(directory: Path) -> Record:
     """
     path = directory / "record.json"
     try:
-        record = Record.model_validate_json(read(path))
+        raw = read(path)
+        record = Record.model_validate_json(raw)
     except (FileNotFoundError, NotADirectoryError):
         hint = "an unfinished run" if (directory / "unfinished.json").exists() else "no run"
         raise UsageError(f"{directory} holds {hint}: there is no record.json") from None
@@ -282,7 +283,8 @@ def read_record(directory: Path) -> Record:
         raise UsageError(f"{path} is no record of schema {SCHEMA_VERSION}: {why}") from None
     except ValueError as error:  # a path that no file has
         raise UsageError(f"cannot read {path}: {error}") from None
-    _refuse_hidden(path, record.model_dump())
+    if not is_plain(raw):
+        _refuse_hidden(path, record.model_dump())
     return record
 
 

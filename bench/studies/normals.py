@@ -28,8 +28,8 @@ SMALLEST = 1e-12
 
 _NEAR, _ULPS = 1e-12, 4 * np.finfo(np.float64).eps
 """Tolerance of a quantile: in standard deviations of the narrowest normal, and of its own size."""
-_BLOCK = 200
-"""Mixtures that are solved at once, few enough for the cache of a processor."""
+_BLOCK = 20_000
+"""Normals of the mixtures that are solved at once, few enough for the cache of a processor."""
 
 
 def posed(noise: Noise) -> tuple[int, Likelihood]:
@@ -148,7 +148,8 @@ def quantiles(mean: np.ndarray, sigma: np.ndarray, probability: float) -> np.nda
     if probability > 0.5:  # 1 - p is exact there, and small probabilities have all their digits
         return -quantiles(-mean, sigma, 1 - probability)
     sigma = np.broadcast_to(sigma, mean.shape)
-    columns = [slice(i, i + _BLOCK) for i in range(0, mean.shape[1], _BLOCK)]
+    size = max(1, _BLOCK // len(mean))
+    columns = [slice(i, i + size) for i in range(0, mean.shape[1], size)]
     return np.concatenate([_quantiles(mean[:, rows], sigma[:, rows], probability) for rows in columns])
 
 
@@ -161,7 +162,8 @@ def _quantiles(mean: np.ndarray, sigma: np.ndarray, probability: float) -> np.nd
     while len(left):
         x, m, s = found[left], mean[:, left], sigma[:, left]
         z = (x - m) / s
-        value = ndtr(z).mean(0)
+        # By torch, whose error function takes half of scipy's time, and is right in the lower tail too.
+        value = torch.erfc(torch.from_numpy(z * -np.sqrt(0.5))).numpy().mean(0) / 2
         density = (np.exp(-0.5 * z**2) / s).mean(0) / np.sqrt(2 * np.pi)
         low[left], high[left] = (
             np.where(value < probability, x, low[left]),

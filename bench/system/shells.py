@@ -1,10 +1,13 @@
-"""Two packages that Lightning and torch import whole, and of which a run needs a few names.
+"""Packages that Lightning, torch and scipy import whole, and of which a run needs a few names or none.
 
 `torchmetrics` imports torchvision and scipy, where Lightning wants two classes of it. `torch._dynamo` imports
 sympy and half of torch, where Lightning wants a class to compare with and every optimiser a decorator.
-Together they are half of the processor time of importing Lightning. So each is imported as a shell, which
-holds these names, and its `__init__` runs when it is asked for any other name or for a module inside. Whoever
-compiles a network, or computes a metric of torchmetrics, finds the same package as without this module.
+Together they are half of the processor time of importing Lightning. `torch.utils.flop_counter` imports the
+compiler of kernels for GPUs, where Lightning's summary of a network wants a class of it. `numpy.f2py`, which
+wraps Fortran, comes with all names of numpy where scipy takes them. So each is imported as a shell, which
+holds what is wanted, and its own code runs when it is asked for any other name or for a module inside.
+Whoever compiles a network, or computes a metric of torchmetrics, finds the same package as without this
+module.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ _lock = threading.RLock()
 
 
 class Shell(ModuleType):
-    """A package whose `__init__` waits until it is asked for a name that the shell does not hold."""
+    """A package whose own code waits until it is asked for a name that the shell does not hold."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") and name != "__all__":  # of tools that look at every module
@@ -35,7 +38,7 @@ class Shell(ModuleType):
 
 
 def fill(package: Any) -> None:
-    """Runs the `__init__` of a package that is a shell so far."""
+    """Runs the code of a package that is a shell so far."""
     with _lock:
         if type(package) is Shell:
             package.__class__ = ModuleType  # type: ignore[assignment]
@@ -99,9 +102,20 @@ def _of_dynamo(shell: Shell) -> dict[str, Any]:
     return {"OptimizedModule": OptimizedModule, "disable": disable, "graph_break": graph_break}
 
 
+def _of_flop_counter(shell: Shell) -> dict[str, Any]:
+    def counter(*args: Any, **kwargs: Any) -> Any:
+        """A counter of operations."""
+        fill(shell)
+        return shell.FlopCounterMode(*args, **kwargs)
+
+    return {"FlopCounterMode": counter}
+
+
 _NAMES: dict[str, Callable[[Shell], dict[str, Any]]] = {
     "torchmetrics": _of_torchmetrics,
     "torch._dynamo": _of_dynamo,
+    "torch.utils.flop_counter": _of_flop_counter,
+    "numpy.f2py": lambda shell: {},
 }
 
 # ------------------------------------------------------------------------------------------------ the import
@@ -162,6 +176,6 @@ class _Finder(MetaPathFinder):
 
 
 def install() -> None:
-    """Has both imported as shells from here on: for a process of our own, not for whoever imports `bench`."""
+    """Has them imported as shells from here on: for a process of our own, not for whoever imports `bench`."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
