@@ -5,6 +5,7 @@ found in FILE; `cells FILE WORLD OUT METHOD:TASK ..` makes small runs, one after
 only meets the other processes and ends.
 """
 
+# ruff: noqa: E402
 import os
 import socket
 import subprocess
@@ -13,6 +14,10 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+from bench.system import shells
+
+shells.install()  # as the command does
 
 import torch
 from torch.utils.data import TensorDataset

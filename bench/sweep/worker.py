@@ -25,6 +25,7 @@ from typing import Any, Literal
 from bench.runs import resolution
 from bench.runs.plan import Plan
 from bench.settings import build
+from bench.system import shells
 from bench.system.signals import stoppable
 
 GRACE = 20.0
@@ -116,6 +117,7 @@ def _redirect(log: Path) -> None:
 
 def main() -> int:
     """Runs cells until the input ends; returns the exit code."""
+    shells.install()
     answers = os.fdopen(os.dup(1), "w")
     faulthandler.enable()
     with stoppable(last=True) as stop:

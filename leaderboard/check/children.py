@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from bench.leaderboard.check.codes import ACCEPTED, CODES, Rejected
-from bench.system import absent
+from bench.system import absent, shells
 from bench.text import one_line
 
 _KEPT = ("HOME", "PATH", "LD_LIBRARY_PATH")
@@ -147,6 +147,7 @@ def confine(processor_seconds: int, memory: int) -> None:
 
 def main() -> None:
     """Reads a question from standard input, and prints the answer; whatever else is printed is dropped."""
+    shells.install()
     answers = os.fdopen(os.dup(_STDOUT), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)
     question = Question(*json.load(sys.stdin))

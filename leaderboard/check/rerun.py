@@ -58,7 +58,7 @@ _LONGEST: Final = 24 * 3600
 _BEACON: Final = re.compile(r"[A-Za-z0-9.-]{8,128}", re.ASCII)
 _KEPT: Final = ("PATH", "LD_LIBRARY_PATH")
 _FOLDERS: Final = ("methods", "tasks", "leaderboard")
-_RUN: Final = "import sys; from bench.cli import main; sys.exit(main(sys.argv[1:]))"
+_RUN: Final = "import sys; from bench.__main__ import main; sys.exit(main())"
 
 
 class Rerun(NamedTuple):
