@@ -98,8 +98,9 @@ def singular_slopes() -> str:
 
 
 def singular_charts() -> dict[str, Any]:
-    """Predictive bands of the rows of Figs 1 and 2, and Psi against n."""
-    shown = [run for run in singular_runs() if (run.triplet, singular_table.parsed(run.method)) in FIGURES]
+    """Predictive bands of the rows of Figs 1 and 2, of their first seed, and Psi against n."""
+    rows = [run for run in singular_runs() if (run.triplet, singular_table.parsed(run.method)) in FIGURES]
+    shown = [run for run in rows if run.seed == 1]
     return charts.predictive_charts(shown) | charts.psi_charts(singular_runs())
 
 
