@@ -71,6 +71,41 @@ def test_the_two_covariances_of_swag_do_not_differ_on_a_residual_network():
     assert all(0.42 < metrics["accuracy"] < 0.46 for own in found for metrics in own)
 
 
+def test_behind_a_frozen_encoder_a_tuned_posterior_predicts_as_a_point_estimate():
+    """docs/tasks/text_topics.md, paired by seed: what cannot be told from `map`, and what is worse."""
+    methods = ("deep_ensemble", "laplace_last_layer", "mc_dropout", "mfvi", "vbll", "sngp", "mile")
+    found = {
+        method: [read_record(directory_of("text_topics", method, seed)) for seed in range(5)]
+        for method in (*methods, "map")
+    }
+
+    def less_map(method, metric):
+        own, modes = ([run.metrics[metric] for run in found[name]] for name in (method, "map"))
+        return interval(np.subtract(own, modes))
+
+    for method in methods[:5]:
+        low, high = less_map(method, "nll")
+        assert low < 0 < high
+        assert abs(low + high) / 2 < 0.004
+    assert less_map("sngp", "nll") == pytest.approx((0.011, 0.026), abs=0.001)
+    assert less_map("mile", "nll") == pytest.approx((0.029, 0.047), abs=0.001)
+    assert {m for m in methods if less_map(m, "nll_clean")[0] > 0} == {
+        "laplace_last_layer",
+        "mc_dropout",
+        "mile",
+    }
+    assert {m for m in methods if less_map(m, "auroc_new_entropy")[0] > 0} == {"laplace_last_layer"}
+    for own in (found[name] for name in methods):
+        entropy, information = (
+            np.mean([run.metrics[f"auroc_new_{score}"] for run in own])
+            for score in ("entropy", "information")
+        )
+        assert entropy > information
+    chosen = {name: runs[0].method.settings for name, runs in found.items()}
+    assert (chosen["mfvi"]["initial_rho"], chosen["vbll"]["initial_rho"]) == (-7.49, -5.91)
+    assert chosen["mc_dropout"]["rate"] == 0.0988
+
+
 def test_numbers_of_concrete_are_those_of_its_page():
     """Means of four seeds, in nats."""
     found = {}
