@@ -6,8 +6,9 @@ are compared where they differ in either the method or the settings, paired by t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import combinations
 from typing import Any
 
@@ -21,6 +22,8 @@ from bench.errors import UsageError
 class FinishedRun:
     """A finished run, as its task gets it to compare it with others.
 
+    Its arrays and curves are read when first asked for: most comparisons are of metrics.
+
     Attributes:
         task: The task, with the settings of the run.
         task_name: As typed on the command line.
@@ -31,8 +34,8 @@ class FinishedRun:
         seed: Of the run.
         changed: Settings that differ from the run's own preset, by their flag: "task.epochs" -> 5.
         metrics: Every metric; None where it is undefined.
-        arrays: What the run is scored from, targets included.
-        curves: Points `(curve, series, x, value)` of `curves.csv`.
+        read_arrays: Gives `arrays`.
+        read_curves: Gives `curves`.
         provides: Capabilities of the method (`bench.contract.CAPABILITIES`).
     """
 
@@ -45,9 +48,19 @@ class FinishedRun:
     seed: int
     changed: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float | None] = field(default_factory=dict)
-    arrays: dict[str, np.ndarray] = field(default_factory=dict)
-    curves: Sequence[Any] = ()
+    read_arrays: Callable[[], dict[str, np.ndarray]] = dict
+    read_curves: Callable[[], Sequence[Any]] = tuple
     provides: frozenset[str] = frozenset()
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What the run is scored from, targets included."""
+        return self.read_arrays()
+
+    @cached_property
+    def curves(self) -> Sequence[Any]:
+        """Points `(curve, series, x, value)` of `curves.csv`."""
+        return self.read_curves()
 
     @property
     def label(self) -> tuple[str, str, str, int]:

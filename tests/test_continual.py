@@ -165,7 +165,7 @@ def test_band_is_over_the_seeds_of_a_line(runs):
 
 def of_curves(rows):
     """A run with these curves, all else without meaning."""
-    return FinishedRun(None, "task", "task", "mfvi", "mfvi", "standard", 0, curves=rows)
+    return FinishedRun(None, "task", "task", "mfvi", "mfvi", "standard", 0, read_curves=rows.copy)
 
 
 def test_gradients_are_of_step_2_and_their_ratio_is_of_each_seed(tmp_path):

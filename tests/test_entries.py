@@ -396,6 +396,26 @@ def test_a_run_in_both_places_counts_once(good, tmp_path, monkeypatch):
     assert [row[:2] for row in finished(other).curves][:2] == [("accuracy", "pair 1"), ("accuracy", "pair 2")]
 
 
+def test_arrays_and_curves_are_read_when_asked_for_and_once(good, tmp_path, monkeypatch):
+    """A comparison of metrics needs neither. Negative control: arrays that are gone are missed then."""
+    run = Path(shutil.copytree(good, tmp_path / "run"))
+    (run / "files.json").unlink()
+    read: list[str] = []
+    for name in ("read_arrays", "read_curves"):
+        way = getattr(records, name)
+        told = lambda *of, name=name, way=way: read.append(name) or way(*of)  # noqa: E731
+        monkeypatch.setattr(records, name, told)
+    whole = finished(run)
+    assert whole.metrics == records.read_record(run).metrics
+    assert not read
+    assert whole.arrays is whole.arrays
+    assert whole.curves is whole.curves
+    assert read == ["read_arrays", "read_curves"]
+    (run / "arrays.safetensors").unlink()
+    with pytest.raises(UsageError, match="holds no arrays"):
+        finished(run).arrays  # noqa: B018 - asked for
+
+
 # ---- the records of the project
 
 

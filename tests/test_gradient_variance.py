@@ -255,9 +255,8 @@ def runs_of(line, variances, distance, seeds=3, **values):
         arrays = arrays_of(np.array(variances) * (1 + 0.1 * seed), distance)
         metrics = task.score(arrays)
         names = {"task_name": "g", "task_identity": "g", "preset": "standard", "seed": seed}
-        found.append(
-            FinishedRun(task, **names, method_name=line, method_identity=line, metrics=metrics, arrays=arrays)
-        )
+        names |= {"method_name": line, "method_identity": line}
+        found.append(FinishedRun(task, **names, metrics=metrics, read_arrays=arrays.copy))
     return found
 
 

@@ -33,7 +33,9 @@ def finished(root, log_likelihood, seed=0, method="map", **values):
     }
     metrics = task.score(arrays)
     identity = "uci_yacht+published_splits=true"
-    return FinishedRun(task, "uci_yacht", identity, method, method, "standard", seed, {}, metrics, arrays)
+    return FinishedRun(
+        task, "uci_yacht", identity, method, method, "standard", seed, {}, metrics, arrays.copy
+    )
 
 
 @pytest.fixture(scope="module")

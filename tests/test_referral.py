@@ -382,7 +382,7 @@ def run_of(method, seed, none, most, task="retinopathy_synthetic"):
         preset="standard",
         seed=seed,
         metrics={"nll": 0.4, "auc_0": none, "auc_30_information": most},
-        curves=curve,
+        read_curves=curve.copy,
     )
 
 

@@ -169,10 +169,7 @@ def test_page_names_the_direction():
     for factor, name in ((1.0, "exact"), (0.5, "half"), (2.0, "twice")):
         arrays = task.targets() | {"draws": conjugate(task, factor)}
         metrics = task.score(arrays)
-        runs.append(
-            FinishedRun(
-                task, "sbc_linear", "sbc_linear", name, name, "standard", 0, metrics=metrics, arrays=arrays
-            )
-        )
+        names = "sbc_linear", "sbc_linear", name, name
+        runs.append(FinishedRun(task, *names, "standard", 0, metrics=metrics, read_arrays=arrays.copy))
     rows = SBC.compare(runs).rows
     assert [row[5] for row in rows] == ["as an exact posterior", "too narrow", "too wide"]

@@ -66,7 +66,7 @@ def finished(seed, identity, values):
     curves = [Row(name, "fit", step, value) for name, of in values.items() for step, value in of]
     task = SineRegression(Settings())
     metrics = dict.fromkeys(task.spec.metrics, 0.5)
-    more = {"metrics": metrics, "curves": curves}
+    more = {"metrics": metrics, "read_curves": curves.copy}
     return FinishedRun(task, "sine_regression", "sine_regression", identity, identity, "paper", seed, **more)
 
 

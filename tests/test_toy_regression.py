@@ -297,9 +297,8 @@ def test_variances_are_kept_where_they_differ():
 
 
 def finished(method, arrays, seed=0):
-    return FinishedRun(
-        make(), "toy_regression", "toy_regression", method, method, "standard", seed, arrays=arrays
-    )
+    names = "toy_regression", "toy_regression", method, method
+    return FinishedRun(make(), *names, "standard", seed, read_arrays=arrays.copy)
 
 
 @pytest.mark.slow

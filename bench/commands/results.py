@@ -216,7 +216,7 @@ def _draw_together(directories: list[Path], folder: Path, form: Format) -> None:
 
     groups: dict[Any, list[FinishedRun]] = {}
     for directory in directories:
-        run = finished(directory, run_arrays(directory), run_curves(directory))
+        run = finished(directory, run_arrays, run_curves)
         owner = next(cls for cls in type(run.task).__mro__ if "compare" in vars(cls))
         groups.setdefault(owner, []).append(run)
     say = output if form == "table" else errors

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -240,18 +240,23 @@ def task_of(record: records.Record, data_dir: str | None = None) -> Task:
     return protocol
 
 
-def finished(directory: Path, path: Path | None = None, curves_path: Path | None = None) -> FinishedRun:
+def finished(
+    directory: Path,
+    arrays_of: Callable[[Path], Path | None] = lambda directory: None,
+    curves_of: Callable[[Path], Path | None] = lambda directory: None,
+) -> FinishedRun:
     """A finished run as `Task.compare` gets it; needs no data set.
 
     A run handed in has no `curves.csv`: its curves are the task's own, without those of the training.
 
     Args:
         directory: Of the run.
-        path: The file of its arrays, where it does not lie there.
-        curves_path: The file of its curves, where it does not lie there.
+        arrays_of: The file of its arrays, None if it lies there; asked when the arrays are.
+        curves_of: The file of its curves, likewise.
 
     Raises:
-        UsageError: If the directory holds no finished run, or its method cannot be found.
+        UsageError: If the directory holds no finished run, or its method cannot be found. Arrays and curves
+            raise it too, when they are asked for and cannot be read.
     """
     record = records.read_record(directory)
     holdings.check(directory)
@@ -267,13 +272,15 @@ def finished(directory: Path, path: Path | None = None, curves_path: Path | None
     }
     if record.precision != resolution.FULL_PRECISION:
         changed["trainer.precision"] = record.precision
-    arrays = records.read_arrays(directory, path)
-    if (curves_path or directory / "curves.csv").exists():
-        curves = records.read_curves(directory, curves_path)
-    else:
+
+    def curves() -> list[Row]:
+        path = curves_of(directory)
+        if (path or directory / "curves.csv").exists():
+            return records.read_curves(directory, path)
         with registry.defects(f"the curves of {directory}"):
-            curves = records.checked_curves(task.curves(arrays))
-    return FinishedRun(
+            return records.checked_curves(task.curves(run.arrays))
+
+    run = FinishedRun(
         task=task,
         task_name=record.task.name,
         task_identity=record.task.identity,
@@ -283,10 +290,11 @@ def finished(directory: Path, path: Path | None = None, curves_path: Path | None
         seed=record.seed,
         changed=changed,
         metrics=record.metrics,
-        arrays=arrays,
-        curves=curves,
+        read_arrays=lambda: records.read_arrays(directory, arrays_of(directory)),
+        read_curves=curves,
         provides=method.cls.provides,
     )
+    return run
 
 
 def load_scores(directory: Path, path: Path | None = None) -> tuple[Task, Arrays]:

@@ -232,7 +232,10 @@ def tuning() -> str:
 
 
 def searched() -> str:
-    """What searches took on every ranked task of the board, and what those left would take, in core-hours."""
+    """What searches took on every ranked task of the board, and what those left would take, in core-hours.
+
+    The fastest of a method's committed runs says what one takes: other work on a machine only adds to it.
+    """
     results = [tune.read(path) for path in sorted(resolution.TUNED.glob("*/*.json"))]
     records = [record for path, record in committed() if SUBMISSIONS in path.parents]
     known = methods()
@@ -246,7 +249,7 @@ def searched() -> str:
                 seconds.setdefault(record.method.name, []).append(record.seconds)
         budgets = searches(task).budgets
         own = [result for result in results if result.task == task and result.method in budgets]
-        rest = {m: RUNS * float(np.mean(s)) for m, s in seconds.items() if m not in {r.method for r in own}}
+        rest = {m: RUNS * min(s) for m, s in seconds.items() if m not in {r.method for r in own}}
         spent = sum(c.seconds for result in own for c in result.configurations) / 3600
         open_ = sum(rest.values()) / 3600
         names = ", ".join(f"`{m}`" for m in sorted(rest)) if len(rest) < 4 else f"{len(rest)} methods"

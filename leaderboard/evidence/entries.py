@@ -247,7 +247,6 @@ def curves_of(directory: Path) -> list[Row]:
 def finished_run(directory: Path) -> FinishedRun:
     """A committed run as `Task.compare` gets it.
 
-    Raises:
-        UsageError: If its arrays are not at hand and cannot be brought.
+    Its arrays raise a UsageError when they are asked for, are not at hand and cannot be brought.
     """
-    return finished(directory, needed(directory), run_curves(directory))
+    return finished(directory, needed, run_curves)

@@ -55,8 +55,7 @@ def _together(cls: type[Task], runs: Sequence[tuple[Record, str]]) -> Any:
 def _finished(record: Record, arrays: str) -> FinishedRun:
     """The run as `Task.compare` takes it; its method is a name and nothing is looked up by it."""
     task = task_of(record)
-    content = load(arrays)
-    return FinishedRun(
+    run = FinishedRun(
         task=task,
         task_name=record.task.name,
         task_identity=record.task.identity,
@@ -65,6 +64,7 @@ def _finished(record: Record, arrays: str) -> FinishedRun:
         preset=record.preset,
         seed=record.seed,
         metrics=record.metrics,
-        arrays=content,
-        curves=task.curves(content),
+        read_arrays=lambda: load(arrays),
+        read_curves=lambda: task.curves(run.arrays),
     )
+    return run
