@@ -278,9 +278,9 @@ def finished(
         if (path or directory / "curves.csv").exists():
             return records.read_curves(directory, path)
         with registry.defects(f"the curves of {directory}"):
-            return records.checked_curves(task.curves(run.arrays))
+            return records.checked_curves(task.curves(found.arrays))
 
-    run = FinishedRun(
+    found = FinishedRun(
         task=task,
         task_name=record.task.name,
         task_identity=record.task.identity,
@@ -294,7 +294,7 @@ def finished(
         read_curves=curves,
         provides=method.cls.provides,
     )
-    return run
+    return found
 
 
 def load_scores(directory: Path, path: Path | None = None) -> tuple[Task, Arrays]:
