@@ -37,7 +37,7 @@ from bench.settings import NonNegative, Positive, settings
 from bench.weights import forward, ravel, unravel
 
 NAMES: dict[str, dict[str, object]] = {"ewc": {}}
-SEARCH = {"learning_rate": (1e-4, 1e-1, "log"), "strength": (0.1, 1e5, "log")}
+SEARCH = {"learning_rate": (1e-4, 1e-1, "log"), "strength": (0.1, 1e9, "log")}
 
 _CPU_CHUNK, _CHUNK = 4_000_000, 100_000_000
 """Floats of per-example gradients held at once, on a CPU (they stay near its cache) and elsewhere."""
