@@ -5,6 +5,7 @@ How long each takes `benchmarks/start.py` measures.
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -292,7 +293,8 @@ def test_listing_opens_as_many_files_of_each_run_however_many_there_are(committe
         for number in range(size):
             run = tmp_path / str(size) / f"seed{number}"
             run.mkdir(parents=True)
-            os.link(Path(committed) / "seed0" / "record.json", run / "record.json")
+            # No link: `bench verify` refuses a record of several names, and that one is committed.
+            shutil.copy(Path(committed) / "seed0" / "record.json", run)
     folders = [tmp_path / str(size) for size in (1, 10, 100)]
     done = subprocess.run([sys.executable, "-c", OPENED, *folders], capture_output=True, text=True)
     _, ten, hundred = ([int(number) for number in line.split()] for line in done.stdout.splitlines())
