@@ -6,6 +6,7 @@ Altair takes 0.4 s to import, and a run trains before it draws: the functions th
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,29 +36,49 @@ _DASHES = [4, 4]
 _CONFIG: dict[str, Any] = {
     "axis": {"labelFlush": False, "labelOverlap": True},
     "legend": {"labelLimit": 0, "symbolOpacity": 1, "titleLimit": 0},
+    "padding": {"left": 5, "top": 5, "right": 40, "bottom": 5},
     "title": {"anchor": "start", "frame": "group", "subtitleColor": "#444444"},
 }
-"""Of all figures: labels of an axis never touch, and no text is cut off."""
+"""Of all figures: labels of an axis never touch, and no text is cut off.
+
+The widths of texts are those of the font that vl-convert brings. A reader's sans-serif may be a fifth wider:
+the padding to the right leaves it room.
+"""
 _OF_THE_WHOLE = ("$schema", "autosize", "background", "config", "datasets", "padding", "params", "usermeta")
 """What Vega-Lite takes at the top of a specification alone."""
 
 
-def footer(labels: Iterable[Label]) -> str:
+def footer(labels: Iterable[Label], are_many: bool = False) -> str:
     """What every figure says of the runs that it shows: their methods, tasks, presets and seeds.
 
-    Of several identities it says the names alone; which is which, their figure's legend says.
+    Of several identities it says the names alone; which is which, their figure's legend says. Where methods
+    have not equally many seeds, it says the fewest and the most.
+
+    Args:
+        labels: Of the runs.
+        are_many: The methods are counted and not named.
     """
+    labels = list(dict.fromkeys(labels))
     methods, tasks, presets, seeds = (list(dict.fromkeys(part)) for part in zip(*labels, strict=True))
-    methods, tasks = (
+    who, where = (
         names if len(names) == 1 else list(dict.fromkeys(name.partition("+")[0] for name in names))
         for names in (methods, tasks)
     )
+    if are_many:
+        who = [f"{len(methods)} methods"]
     seeds.sort()
     which = ", ".join(map(str, seeds))
     if len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1:
         which = f"{seeds[0]} to {seeds[-1]}"
-    count = f"{len(seeds)} seeds: " if len(seeds) > 1 else "seed "
-    return f"{', '.join(methods)} on {', '.join(tasks)}, {', '.join(presets)}, {count}{which}"
+    counts = Counter(label[:-1] for label in labels).values()
+    fewest, most = min(counts), max(counts)
+    if len(seeds) == 1:
+        count = "seed "
+    elif fewest < most:
+        count = f"{fewest} to {most} seeds: "
+    else:
+        count = f"{most} seed{'s' * (most > 1)}{' each' * (most < len(seeds))}: "
+    return f"{', '.join(who)} on {', '.join(where)}, {', '.join(presets)}, {count}{which}"
 
 
 def save(charts: Mapping[str, Any], folder: Path, footer: str) -> list[Path]:

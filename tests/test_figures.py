@@ -33,6 +33,11 @@ def saved(tmp_path, chart, footer="footer"):
         ([label(seed=s) for s in (2, 0, 1)], "mfvi on split_digits, smoke, 3 seeds: 0 to 2"),
         ([label(seed=s) for s in (5, 0, 2)], "mfvi on split_digits, smoke, 3 seeds: 0, 2, 5"),
         (
+            [label(seed=0), label(seed=1), label("map", seed=0)],
+            "mfvi, map on split_digits, smoke, 1 to 2 seeds: 0, 1",
+        ),
+        ([label(seed=0), label("map", seed=1)], "mfvi, map on split_digits, smoke, 1 seed each: 0, 1"),
+        (
             [label("map", "a+x=1"), label("ewc+y=2", "a"), label("ewc", "b", "paper")],
             "map, ewc on a, b, smoke, paper, seed 0",
         ),
@@ -40,6 +45,11 @@ def saved(tmp_path, chart, footer="footer"):
 )
 def test_footer_names_methods_tasks_presets_and_seeds(labels, expected):
     assert figures.footer(labels) == expected
+
+
+def test_footers_of_many_methods_count_them():
+    labels = [label(m, seed=s) for m, seeds in (("map", 5), ("map+x=1", 3)) for s in range(seeds)]
+    assert figures.footer(labels, are_many=True) == "2 methods on split_digits, smoke, 3 to 5 seeds: 0 to 4"
 
 
 def test_long_footers_wrap_and_lose_nothing(tmp_path):

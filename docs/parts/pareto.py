@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -188,7 +188,7 @@ def drawn() -> Iterator[Drawing]:
     for panel in panels():
         names = {p.name for p in panel.points}
         runs = [r for m, group in _cells()[panel.task].items() if m in names for _, r in group]
-        yield {_file(panel): chart(panel)}, footer_of(runs)
+        yield {_file(panel): chart(panel)}, figures.footer((r.label for r in runs), are_many=True)
 
 
 def chart(panel: Panel) -> Any:
@@ -266,12 +266,6 @@ def _of_marks() -> dict[str, Any]:
         "stroke": alt.Stroke("series:N", title=None, scale=alt.Scale(domain=names, range=strokes)),
         "fill": alt.Fill("series:N", title=None, scale=alt.Scale(domain=names, range=fills)),
     }
-
-
-def footer_of(records: Sequence[object]) -> str:
-    """What stands below a figure of all methods of a task: too many to name twice."""
-    labels = [record.label for record in records]  # type: ignore[attr-defined]
-    return figures.footer((str(len({m for m, *_ in labels})) + " methods", *rest) for _, *rest in labels)
 
 
 PARTS: dict[str, Part] = {
