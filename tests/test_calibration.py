@@ -282,6 +282,18 @@ def test_an_uncertainty_without_spread_has_no_score():
     assert found["auroc_noise_brightness"] == 1
 
 
+def test_predictions_that_are_sure_of_every_image_detect_nothing():
+    """An entropy that is 0 everywhere is ties: half an area, the foreign share, every false alarm."""
+    log_probs = np.where(np.arange(3) == 0, 0.0, np.full((40, 3), metrics.LOWEST))
+    sure = detection.uncertainties(log_probs, np.zeros(40))
+    known, foreign = ({k: v[rows] for k, v in sure.items()} for rows in (slice(0, 30), slice(30, None)))
+    found = detection.scores("noise", known, foreign, (np.arange(30.0), np.arange(10.0)))
+    for name in ("entropy", "confidence"):
+        scores = [found[f"{score}_noise_{name}"] for score in ("auroc", "aupr", "fpr95")]
+        assert scores == [0.5, 0.25, 1.0]
+    assert isinstance(found["auroc_noise_information"], Undefined)
+
+
 def test_uncertainties_are_larger_where_the_prediction_says_less():
     log_probs = np.log(np.array([[0.98, 0.01, 0.01], [0.5, 0.3, 0.2], [1 / 3, 1 / 3, 1 / 3]]))
     found = detection.uncertainties(log_probs, np.array([0.0, 0.1, 0.2], np.float16))

@@ -6,18 +6,19 @@ The law of the held-out truth has a file of its own (`bench/laws/truth.py`).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 
-from bench import cifar, data, tables
+from bench import cifar, data, metrics, tables
 from bench.contract import CAPABILITIES, Arrays, Row, Task, Undefined
 from bench.laws.truth import Replaced
 from bench.photographs import photographs
 from bench.runs.records import Record
 from bench.runs.registry import misleads
-from bench.spec import misfit
+from bench.spec import Layout, misfit
 from bench.studies import references, topics
 
 MOST_BYTES = 4 * 2**20
@@ -77,6 +78,51 @@ def scores_are_those_of_the_spec(task: Task, arrays: Arrays) -> None:
         assert type(value) is float, f"{name} is {type(value).__name__}, not float"
         low, high = sorted((metric.best, metric.worst))
         assert low <= value <= high, f"{name} {value:.6g} lies outside {low} to {high}"
+
+
+def collapsed_predictions_are_scored(task: Task, arrays: Arrays) -> None:
+    """A posterior that collapsed is a result, and has scores; an undefined one only where the spec says it.
+
+    The collapses: every draw is the first one; none tells one class from another; all are sure of the first
+    class; each is sure of another one. A sure draw gives other classes the least probability that is stored.
+    """
+    layouts = {k: layout for k, layout in (task.layouts() or {}).items() if k not in task.targets()}
+    for name, arrays_of in _collapses(arrays, layouts):
+        try:
+            scores_are_those_of_the_spec(task, arrays_of)
+        except Exception as error:
+            error.add_note(f"of predictions after a collapse: {name}")
+            raise
+
+
+def _collapses(arrays: Arrays, layouts: dict[str, Layout]) -> Iterator[tuple[str, Arrays]]:
+    """Arrays of predictions that collapsed, with the collapse in words; none of what predicts nothing."""
+    draws = {key: layout.shape.index("S") for key, layout in layouts.items() if "S" in layout.shape}
+    if draws:
+        first = {key: arrays[key].take([0], axis) for key, axis in draws.items()}
+        yield (
+            "one draw",
+            arrays | {k: np.repeat(first[k], arrays[k].shape[axis], axis) for k, axis in draws.items()},
+        )
+    classes = {key: arrays[key].copy() for key, layout in layouts.items() if layout.is_log_probs}
+    if not classes:
+        return
+    # Draws that agree share no information about a label.
+    agreeing = arrays | {key: np.zeros_like(arrays[key]) for key in layouts if "information" in key}
+    for array in classes.values():
+        array[...] = -np.log(array.shape[-1])
+    yield "no class told from another", agreeing | classes
+    for array in classes.values():
+        array[...] = metrics.LOWEST
+        array[..., 0] = 0
+    yield "sure of one class", agreeing | classes
+    for key in classes.keys() & draws.keys():
+        of_draws = np.moveaxis(classes[key], draws[key], 0)
+        of_draws[...] = metrics.LOWEST
+        for draw, array in enumerate(of_draws):
+            array[..., draw % array.shape[-1]] = 0
+    if classes.keys() & draws.keys():
+        yield "each draw sure of another class", arrays | classes
 
 
 def score_is_pure(task: Task, arrays: Arrays) -> None:
@@ -199,6 +245,7 @@ OF_WORDS = (spec_is_complete, file_says_what_would_mislead)
 """Laws of what a task says."""
 OF_RUNS = (
     scores_are_those_of_the_spec,
+    collapsed_predictions_are_scored,
     score_is_pure,
     score_depends_on_the_targets,
     losses_are_of_the_main_metric,

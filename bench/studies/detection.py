@@ -30,11 +30,9 @@ DETECTED = 0.95
 NO_SPREAD = "the mutual information is 0 everywhere: one sample, or samples that agree"
 
 SCORES = {
-    "auroc": Metric("area under the ROC curve of detecting {} by {}", "fraction", 1, 0, True),
-    "aupr": Metric("average precision of detecting {} by {}", "fraction", 1, 0, True),
-    "fpr95": Metric(
-        "share of known images called foreign where 95% of {} are, by {}", "fraction", 0, 1, True
-    ),
+    "auroc": Metric("area under the ROC curve of detecting {} by {}", "fraction", 1, 0),
+    "aupr": Metric("average precision of detecting {} by {}", "fraction", 1, 0),
+    "fpr95": Metric("share of known images called foreign where 95% of {} are, by {}", "fraction", 0, 1),
 }
 """What `scores` gives of each uncertainty."""
 
@@ -88,13 +86,29 @@ def measures(foreign: str) -> dict[str, Metric]:
     """The metrics of a foreign data set by name."""
     found = {
         f"{score}_{foreign}_{name}": Metric(
-            metric.description.format(foreign, what), metric.unit, metric.best, metric.worst, True
+            metric.description.format(foreign, what),
+            metric.unit,
+            metric.best,
+            metric.worst,
+            name == "information",
         )
         for name, what in UNCERTAINTIES.items()
         for score, metric in SCORES.items()
     }
     control = f"area under the ROC curve of detecting {foreign} by mean brightness alone: a control"
     return found | {f"auroc_{foreign}_{BRIGHTNESS}": Metric(control, "fraction", 1, 0)}
+
+
+def says_nothing(uncertainty: str, *values: np.ndarray) -> bool:
+    """Whether an uncertainty is none: draws that agree everywhere have no mutual information.
+
+    An entropy that is 0 everywhere is one, of predictions that are sure of every image: all are ties.
+
+    Args:
+        uncertainty: Its name.
+        values: Of all images, in any number of arrays.
+    """
+    return uncertainty == "information" and not any(of.any() for of in values)
 
 
 def scores(
@@ -114,7 +128,7 @@ def scores(
     found: Metrics = {}
     for uncertainty in UNCERTAINTIES:
         pair = known[uncertainty], foreign[uncertainty]
-        has_values = any(values.any() for values in pair)
         for score, of in (("auroc", auroc), ("aupr", average_precision), ("fpr95", false_alarms)):
-            found[f"{score}_{name}_{uncertainty}"] = of(*pair) if has_values else Undefined(NO_SPREAD)
+            nothing = says_nothing(uncertainty, *pair)
+            found[f"{score}_{name}_{uncertainty}"] = Undefined(NO_SPREAD) if nothing else of(*pair)
     return found | {f"auroc_{name}_{BRIGHTNESS}": auroc(*brightness)}

@@ -162,9 +162,9 @@ class TextTask(Task):
             found |= {_metric(name, group): value for name, value in measured.items()}
             one, two = uncertainties(arrays, group), uncertainties(arrays, new)
             for name in detection.UNCERTAINTIES:
-                is_spread = one[name].any() or two[name].any()
+                nothing = detection.says_nothing(name, one[name], two[name])
                 area = detection.auroc(one[name], two[name])
-                found[f"auroc_{new}_{name}"] = area if is_spread else Undefined(detection.NO_SPREAD)
+                found[f"auroc_{new}_{name}"] = Undefined(detection.NO_SPREAD) if nothing else area
             words = (arrays[_array(each, "words")].astype(float) for each in (group, new))
             found[f"auroc_{new}_words"] = detection.auroc(*words)
         return found
@@ -218,7 +218,7 @@ def _measures() -> dict[str, Metric]:
             found[_metric(name, group)] = Metric(said, metric.unit, metric.best, metric.worst)
         of = f"area under the ROC curve of detecting new topics of the {GROUPS[new]}"
         for name, what in detection.UNCERTAINTIES.items():
-            found[f"auroc_{new}_{name}"] = Metric(f"{of} by {what}", "fraction", 1, 0, True)
+            found[f"auroc_{new}_{name}"] = Metric(f"{of} by {what}", "fraction", 1, 0, name == "information")
         control = f"{of} by the number of words alone: a control"
         found[f"auroc_{new}_words"] = Metric(control, "fraction", 1, 0)
     return found

@@ -38,7 +38,7 @@ from bench.photographs import photographs
 from bench.runs import records, registry, resolution
 from bench.runs.registry import misleads
 from bench.runs.runner import finished, load_scores
-from bench.spec import misfit
+from bench.spec import Layout, Undefined, misfit
 from bench.studies import hmc_predictions, references, topics
 from conformance import truth
 
@@ -357,6 +357,51 @@ def test_law_catches_losses_of_no_example(cheat, runs, monkeypatch):
     monkeypatch.setattr(task, "losses", lambda arrays: cheat(honest(arrays)), raising=False)
     with pytest.raises(AssertionError):
         tasks.losses_are_of_the_main_metric(task, arrays)
+
+
+@pytest.mark.parametrize(
+    ("cheat", "told"),
+    [(lambda found: Undefined("sure"), "is undefined"), (lambda found: float("inf"), "lies outside")],
+    ids=["undefined", "infinite"],
+)
+def test_law_catches_a_score_that_sure_predictions_have_not(cheat, told, runs, monkeypatch):
+    """Negative controls: the main metric of `ood_digits` where all is sure of one class."""
+    task, arrays = load_scores(runs("ood_digits").directory)
+    tasks.collapsed_predictions_are_scored(task, arrays)
+    honest, main = task.score, task.spec.main_metric
+
+    def score(arrays):
+        found = honest(arrays)
+        is_sure = (arrays["log_probs"].max(-1) == 0).all()
+        return found | {main: cheat(found[main])} if is_sure else found
+
+    monkeypatch.setattr(task, "score", score)
+    with pytest.raises(AssertionError, match=told) as caught:
+        tasks.collapsed_predictions_are_scored(task, arrays)
+    assert caught.value.__notes__ == ["of predictions after a collapse: sure of one class"]
+
+
+def test_collapses_are_told_apart(runs):
+    """Of draws and classes all four; of stored means of draws those of classes; of what is neither none."""
+    task, arrays = load_scores(runs("oracle_classification").directory)
+    shape = arrays["log_probs"].shape
+    found = {
+        name: array["log_probs"].astype(float).copy()
+        for name, array in tasks._collapses(arrays, {"log_probs": task.layouts()["log_probs"]})
+    }
+    for log_probs in found.values():
+        assert log_probs.shape == shape
+        assert np.exp(log_probs).sum(-1) == pytest.approx(1, abs=1e-3)
+    assert (found["one draw"] == arrays["log_probs"][:, :1]).all()
+    assert np.exp(found["no class told from another"]) == pytest.approx(0.25, abs=1e-3)
+    assert (found["sure of one class"].argmax(-1) == 0).all()
+    torn = found["each draw sure of another class"]
+    assert (torn.argmax(-1) == np.arange(shape[1])[None, :, None] % 4).all()
+    assert set(torn.ravel()) == {0.0, tasks.metrics.LOWEST}
+    means = Layout("float16", ("N", 4), is_log_probs=True)
+    names = [name for name, _ in tasks._collapses({"log_probs": np.zeros((5, 4))}, {"log_probs": means})]
+    assert names == ["no class told from another", "sure of one class"]
+    assert not list(tasks._collapses({"rows": np.zeros(3)}, {"rows": Layout("float32", ("N",))}))
 
 
 def told(arrays):
