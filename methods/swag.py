@@ -38,7 +38,7 @@ NAMES: dict[str, dict[str, object]] = {
 }
 SEARCH = {
     "learning_rate": (1e-4, 1e-1, "log"),
-    "swa_learning_rate": (1e-4, 1e-1, "log"),
+    "swa_learning_rate": (1e-4, 1.0, "log"),
     "scale": (1e-2, 1e3, "log"),
 }
 
