@@ -91,8 +91,7 @@ def collapsed_predictions_are_scored(task: Task, arrays: Arrays) -> None:
         try:
             scores_are_those_of_the_spec(task, arrays_of)
         except Exception as error:
-            error.add_note(f"of predictions after a collapse: {name}")
-            raise
+            raise AssertionError(f"predictions that collapsed ({name}): {error}") from error
 
 
 def _collapses(arrays: Arrays, layouts: dict[str, Layout]) -> Iterator[tuple[str, Arrays]]:
