@@ -25,7 +25,8 @@ class Cost(NamedTuple):
     """What the runs of an entry took.
 
     Attributes:
-        seconds: Wall clock of a run's fits in seconds, the median over the seeds.
+        seconds: Wall clock of a run's fits in seconds. Of seeds that take equally many steps the shortest, since
+            other work on a machine only adds; of others the median.
         machine: Model and threads, such as `AMD EPYC, 1 thread`, or SEVERAL.
         is_accelerated: Whether an accelerator computed some of it.
         spread: The longest seed's seconds over the shortest's; None where not all take as many steps.
@@ -52,7 +53,7 @@ class Cost(NamedTuple):
         counters = {energy.source for energy in counted}
         is_counted = len(counted) == len(records) and len(counters) == 1
         return cls(
-            float(np.median(seconds)),
+            min(seconds) if len(steps) == 1 else float(np.median(seconds)),
             made.pop() if len(made) == 1 else SEVERAL,
             any(record.environment.is_accelerated for record in records),
             max(seconds) / min(seconds) if len(steps) == 1 else None,
