@@ -25,8 +25,8 @@ class Cost(NamedTuple):
     """What the runs of an entry took.
 
     Attributes:
-        seconds: Wall clock of a run's fits in seconds. Of seeds that take equally many steps the shortest, since
-            other work on a machine only adds; of others the median.
+        seconds: Wall clock of a run's fits in seconds. Of seeds that take equally many steps the shortest:
+            other work on a machine only adds. Of others the median.
         machine: Model and threads, such as `AMD EPYC, 1 thread`, or SEVERAL.
         is_accelerated: Whether an accelerator computed some of it.
         spread: The longest seed's seconds over the shortest's; None where not all take as many steps.
