@@ -33,7 +33,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy.special import logsumexp
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
@@ -233,8 +232,7 @@ class OracleClassification(Task):
         """Joint and marginal losses, and both parts against the truth."""
         of_labels = probabilities(arrays)
         true = arrays["true_log_probs"].astype(np.float64).reshape(-1, CLASSES)
-        draws = every(arrays)
-        averaged = logsumexp(draws, axis=0) - np.log(len(draws))
+        averaged = predictions.average_log_probs(torch.from_numpy(every(arrays))).numpy()
         best, taken = true.max(-1), true[np.arange(len(true)), averaged.argmax(-1)]
         return {
             "joint_log_loss": float(joint.log_losses(of_labels).mean()),

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from bench.errors import UsageError
+from bench.leaderboard.check import verify
+from bench.leaderboard.check.children import Answer
 from bench.leaderboard.evidence import submission
 
 GOOD = {
@@ -87,3 +89,20 @@ def test_a_directory_names_one_seed_in_one_way(name, seed, tmp_path):
     assert submission.seed_of(tmp_path / name) == seed
     if seed >= 0:
         assert submission.run_name("t", "m~x", seed) == f"t/m-x/{name}"
+
+
+def test_a_submission_of_many_small_files_has_longer_to_be_read(tmp_path, monkeypatch):
+    """A thousand records whose arrays lie in the store took more than five seconds of a slow machine."""
+    asked = []
+    monkeypatch.setattr(verify, "ask", lambda question: asked.append(question) or Answer("damaged", "", None))
+    monkeypatch.setattr(verify, "bring", lambda runs: None)
+    limits = []
+    for number in (3, 1000):
+        for seed in range(number):
+            run = tmp_path / str(number) / "t" / "map" / f"seed{seed}"
+            run.mkdir(parents=True)
+            (run / "record.json").write_text("{}")
+        verify.verify(tmp_path / str(number), against=None)
+        limits.append(asked[-1].processor_seconds)
+        assert asked[-1].kind == "structure"
+    assert limits == [5, 15]

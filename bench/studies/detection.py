@@ -128,7 +128,7 @@ def scores(
     found: Metrics = {}
     for uncertainty in UNCERTAINTIES:
         pair = known[uncertainty], foreign[uncertainty]
+        nothing = says_nothing(uncertainty, *pair)
         for score, of in (("auroc", auroc), ("aupr", average_precision), ("fpr95", false_alarms)):
-            nothing = says_nothing(uncertainty, *pair)
             found[f"{score}_{name}_{uncertainty}"] = Undefined(NO_SPREAD) if nothing else of(*pair)
     return found | {f"auroc_{name}_{BRIGHTNESS}": auroc(*brightness)}
