@@ -8,6 +8,7 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -133,6 +134,22 @@ def test_csv_and_json_hold_every_digit_and_a_column_per_number(capsys):
     assert float(lines[1][1]) == 1 / 3
     assert lines[1][3:] == ["", ""]
     assert lines[2][1] == ""
+
+
+def test_numbers_of_numpy_are_numbers_in_csv_as_in_json(capsys):
+    """Limits of intervals are NumPy's; `np.float64(0.25)` is no number to who reads the file."""
+    rows = [
+        {
+            "n": np.float64(0.25),
+            "mean": Interval(np.float64(0.5), np.float64(0.25), np.float64(0.75), "n = 3"),
+        }
+    ]
+    formats.write(rows, "csv")
+    assert capsys.readouterr().out.splitlines() == ["n,mean,mean_low,mean_high", "0.25,0.5,0.25,0.75"]
+    formats.write(rows, "json")
+    assert json.loads(capsys.readouterr().out) == [
+        {"n": 0.25, "mean": 0.5, "mean_low": 0.25, "mean_high": 0.75}
+    ]
 
 
 def test_rows_of_several_kinds_have_all_columns(capsys):

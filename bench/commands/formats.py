@@ -273,7 +273,9 @@ def _in_full(row: Row) -> dict[str, Any]:
             else {name: cell}
         )
         for column, value in limits.items():
-            full[column] = None if isinstance(value, float) and not math.isfinite(value) else value
+            if isinstance(value, float):  # a number of NumPy would be written as np.float64(0.5)
+                value = float(value) if math.isfinite(value) else None
+            full[column] = value
     return full
 
 
