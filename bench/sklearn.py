@@ -158,6 +158,18 @@ def _must_not_be_masked(values: Any, name: str) -> None:
         )
 
 
+def _must_have_labels(y: np.ndarray) -> None:
+    """Refuses classes `[N]` of which one is missing, or is written as a missing cell is; one line."""
+    if y.dtype.kind in "biufc":
+        return  # scikit-learn tells these apart; of the others it says that they have no order
+    for row, label in enumerate(y.tolist()):
+        if cells.text(label) is None:
+            raise Refused(
+                f"y: the label {one_line(repr(label))} of row {row} stands for a missing one: "
+                "leave such rows out, or name their class"
+            )
+
+
 _NOT_HERE = {
     "file": "the rows are X",
     "target": "the target is y",
@@ -455,6 +467,7 @@ class PosteriorClassifier(ClassifierMixin, _Estimator):
             Diverged: If the loss is not finite.
         """
         frame, y, weights = self._checked(X, y, sample_weight)
+        _must_have_labels(y)
         check_classification_targets(y)
         if self.class_weight is not None:
             by_class = compute_sample_weight(self.class_weight, y)
@@ -472,11 +485,7 @@ class PosteriorClassifier(ClassifierMixin, _Estimator):
     @staticmethod
     def _names(every: np.ndarray) -> list[str]:
         """The names of different classes `[C]`, for the encoder."""
-        texts = [cells.text(value) for value in every.tolist()]
-        if None in texts:
-            raise Refused(
-                f"y: the label {every[texts.index(None)]!r} stands for a missing one: name the class"
-            )
+        texts = [str(cells.text(value)) for value in every.tolist()]
         names = learning.identities(Column("y", False, texts, texts))
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)

@@ -471,6 +471,13 @@ def fit(cls=PosteriorRegressor, X=DIABETES[0], y=DIABETES[1], sample_weight=None
 
 
 TEXTS = pd.DataFrame({"note": [f"text {i}" for i in range(442)]})
+
+
+def labelled(labels):
+    """Iris with other labels of its three classes."""
+    return IRIS[0], np.array(labels, object)[IRIS[1]]
+
+
 MISTAKES = {
     "method": (lambda: fit(method="mvfi"), "unknown method 'mvfi': did you mean mfvi"),
     "no weights": (lambda: fit(method="vgr", sample_weight=np.arange(442)), "vgr cannot weight"),
@@ -492,6 +499,10 @@ MISTAKES = {
     "one class": (lambda: fit(PosteriorClassifier, *IRIS, IRIS[1] == 0), "y has one class, 0"),
     "merged": (lambda: fit(PosteriorClassifier, IRIS[0], np.array(["a", "a ", "b"])[IRIS[1]]), "written 'a'"),
     "missing": (lambda: fit(PosteriorClassifier, IRIS[0], np.array(["a", "NA", "b"])[IRIS[1]]), "'NA'"),
+    "None": (lambda: fit(PosteriorClassifier, *labelled(["a", None, "b"])), "label None of row 50 stands"),
+    "None of numbers": (lambda: fit(PosteriorClassifier, *labelled([0, None, 2])), "label None of row 50"),
+    "NaN": (lambda: fit(PosteriorClassifier, *labelled(["a", np.nan, "b"])), "label nan of row 50 stands"),
+    "NA of pandas": (lambda: fit(PosteriorClassifier, *labelled(["a", pd.NA, "b"])), "label <NA> of row 50"),
     "level": (lambda: fit().predict_interval(DIABETES[0], 90), "level 90"),
     "abstain": (lambda: fit().predict_dist(DIABETES[0]).abstain(10), "abstain 10"),
     "samples": (lambda: fit(num_samples=0).predict(DIABETES[0]), "0 samples"),
