@@ -703,17 +703,13 @@ def shifted(method, task="shift_digits", seeds=5):
     return [read_record(directory_of(task, method, seed)).metrics for seed in range(seeds)]
 
 
-FIVE = ("mixture_vi", "nf_gamma", "nf_gaussian")
-"""Entries of shift_digits with five seeds; the others have eleven."""
-
-
 def leads(metric, sign):
     """By how much each method is better than the tuned plain network, seed by seed."""
     plain = [metrics[metric] for metrics in shifted("map", seeds=11)]
     return {
         method: [
             sign * (second[metric] - first)
-            for first, second in zip(plain, shifted(method, seeds=5 if method in FIVE else 11), strict=False)
+            for first, second in zip(plain, shifted(method, seeds=11), strict=True)
         ]
         for method in set(SHIFTED) - {"map"}
     }
@@ -722,13 +718,12 @@ def leads(metric, sign):
 def test_three_are_known_to_lose_less_under_shift_than_a_tuned_plain_network():
     by_nll, better = leads("nll", -1), {"svgd", "deep_ensemble", "radial_ensemble"}
     assert len(SHIFTED) == 26
-    assert {len(lead) for method, lead in by_nll.items() if method not in FIVE} == {11}
     assert {method for method, lead in by_nll.items() if interval(lead)[0] > 0} == better
     for method, mean, ends in (
         ("svgd", 0.054, (0.032, 0.077)),
         ("deep_ensemble", 0.036, (0.019, 0.054)),
         ("radial_ensemble", 0.036, (0.017, 0.054)),
-        ("mixture_vi", -0.004, (-0.061, 0.053)),
+        ("mixture_vi", -0.001, (-0.025, 0.024)),
         ("mc_dropout", 0.018, (-0.007, 0.043)),
     ):
         assert np.mean(by_nll[method]) == pytest.approx(mean, abs=0.0005)
@@ -738,7 +733,7 @@ def test_three_are_known_to_lose_less_under_shift_than_a_tuned_plain_network():
     assert np.mean(apart) == pytest.approx(0.018, abs=0.0005)
     assert interval(apart) == pytest.approx((-0.002, 0.037), abs=0.0005)
     worse = {method for method, lead in by_nll.items() if interval(lead)[1] < 0}
-    assert len(worse) == 11
+    assert len(worse) == 12
     assert worse >= {"sgld", "psgld", "sghmc", "sgld_cyclical", "sghmc_cyclical"}, "all chains"
     by_accuracy = leads("accuracy", 1)
     assert {method for method, lead in by_accuracy.items() if interval(lead)[0] > 0} == better
@@ -771,14 +766,14 @@ def test_ten_are_known_to_find_shuffled_digits_better_than_a_tuned_plain_network
 
 
 def test_what_is_fitted_on_held_out_digits_does_not_hold_for_those_of_the_test():
-    by_method = {method: shifted(method, seeds=5 if method in FIVE else 11) for method in SHIFTED}
+    by_method = {method: shifted(method, seeds=11) for method in SHIFTED}
     fitted = [m for runs in by_method.values() for m in runs if m["temperature"] is not None]
     sharper = [m for m in fitted if m["temperature"] < 1]
-    assert (len(fitted), len(sharper)) == (182, 179)
-    assert sum(m["nll_clean_scaled"] > m["nll_clean"] for m in sharper) == 166
-    assert sum(m["nll_scaled"] > m["nll"] for m in sharper) == 174
+    assert (len(fitted), len(sharper)) == (198, 195)
+    assert sum(m["nll_clean_scaled"] > m["nll_clean"] for m in sharper) == 180
+    assert sum(m["nll_scaled"] > m["nll"] for m in sharper) == 189
     covered = [np.mean([m["conformal_coverage_clean"] for m in runs]) for runs in by_method.values()]
-    assert (round(min(covered), 2), round(max(covered), 2)) == (0.77, 0.85)
+    assert (round(min(covered), 2), round(max(covered), 2)) == (0.77, 0.82)
 
 
 def test_what_draws_of_chains_are_worth():
@@ -829,8 +824,8 @@ def clothed(method):
     return shifted(method, "shift_fashion_mnist", 3)
 
 
-def test_of_the_four_that_lead_on_digits_two_are_known_to_lead_on_fashion_mnist():
-    """What docs/expectations.yaml named before the runs, its point 1."""
+def test_three_are_known_to_lead_an_untuned_plain_network_on_fashion_mnist():
+    """`mc_dropout` and `sgld` are searched there, the others not (docs/expectations.yaml)."""
     plain, better, worse = clothed("map"), set(), set()
     for method in set(CLOTHES) - {"map"}:
         pairs = zip(plain, clothed(method), strict=True)
@@ -838,8 +833,20 @@ def test_of_the_four_that_lead_on_digits_two_are_known_to_lead_on_fashion_mnist(
         better |= {method} if low > 0 else set()
         worse |= {method} if high < 0 else set()
     assert set(CLOTHES) == set(SHIFTED) - {"packed", "psgld"}
-    assert better == {"deep_ensemble", "radial_ensemble"}
-    assert worse == {"laplace", "matrix_normal_vi", "mc_dropout", "nf_gamma", "sgld_cyclical"}
+    assert better == {"deep_ensemble", "radial_ensemble", "mc_dropout"}
+    assert worse == {"laplace", "matrix_normal_vi", "nf_gamma", "sgld_cyclical"}
+    tuned = {
+        r.method.identity
+        for _, r in committed()
+        if r.task.identity == "shift_fashion_mnist" and r.method.tuning == "tuned"
+    }
+    assert tuned == {"mc_dropout", "sgld"}
+    found = {method: [m["nll"] for m in clothed(method)] for method in ("map", "mc_dropout", "sgld")}
+    assert {m: round(np.mean(nll), 3) for m, nll in found.items()} == {
+        "map": 0.757,
+        "mc_dropout": 0.586,
+        "sgld": 0.851,
+    }
 
 
 def test_what_is_fitted_on_held_out_clothes_holds_for_clean_ones_alone():
@@ -852,7 +859,7 @@ def test_what_is_fitted_on_held_out_clothes_holds_for_clean_ones_alone():
     blunter = [m for m in runs if m["temperature"] > 1]
     assert (len(runs), len(blunter)) == (72, 5)
     assert sum(m["nll_clean_scaled"] < m["nll_clean"] for m in runs) == 70
-    assert sum(m["nll_scaled"] < m["nll"] for m in runs) == 30
+    assert sum(m["nll_scaled"] < m["nll"] for m in runs) == 31
     assert sum(m["nll_scaled"] < m["nll"] for m in blunter) == 3
 
 
@@ -862,7 +869,7 @@ def test_digits_look_less_foreign_to_a_network_of_clothes_than_clothes_do():
         assert m["auroc_mnist_brightness"] < m["auroc_mnist_entropy"]
     assert np.mean([m["auroc_mnist_entropy"] for m in clothed("map")]) < 0.5
     found = {method: np.mean([m["auroc_mnist_entropy"] for m in clothed(method)]) for method in CLOTHES}
-    assert sorted(found, key=found.get)[-2:] == ["mc_dropout", "sngp"]
+    assert sorted(found, key=found.get)[-2:] == ["sngp", "mc_dropout"]
 
 
 def test_a_plain_network_is_overconfident_on_cifar10():
@@ -989,7 +996,7 @@ def test_the_draws_of_map_are_as_good_as_those_of_torch():
 
     Metrics go together: if nothing differs, 10 to 35% of all choices of seeds fail. These seeds are fixed.
     """
-    for task, control in (("shift_digits", "sghmc"), ("shift_fashion_mnist", "mc_dropout")):
+    for task, control in (("shift_digits", "sghmc"), ("shift_fashion_mnist", "matrix_normal_vi")):
         ours, plain = BARE[task]["map"], BARE[task]["torch"]
         for name in BARE_METRICS:
             apart = welch(*(Moments.of([of[name] for of in found]) for found in (ours, plain)))
