@@ -834,6 +834,8 @@ def test_three_are_known_to_lead_an_untuned_plain_network_on_fashion_mnist():
         worse |= {method} if high < 0 else set()
     assert set(CLOTHES) == set(SHIFTED) - {"packed", "psgld"}
     assert better == {"deep_ensemble", "radial_ensemble", "mc_dropout"}
+    pairs = zip(clothed("mc_dropout"), clothed("deep_ensemble"), strict=True)
+    assert interval([a["nll"] - b["nll"] for a, b in pairs]) == pytest.approx((-0.222, 0.043), abs=0.0005)
     assert worse == {"laplace", "matrix_normal_vi", "nf_gamma", "sgld_cyclical"}
     tuned = {
         r.method.identity
