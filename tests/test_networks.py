@@ -18,6 +18,7 @@ from bench.networks import (
     lenet,
     mlp,
     nearest_channels,
+    small_cnn,
     small_vgg,
     vgg16,
 )
@@ -118,6 +119,26 @@ def test_vgg_halves_its_maps_and_pools_them_by_mean_and_maximum(make, pools):
         torch.testing.assert_close(row, torch.tensor(expected))
     assert isinstance(network[-2], MeanMaxPool)
     assert network(images).shape == (3, 1)
+
+
+def test_small_cnn_is_bit_by_bit_the_network_that_pools_what_relu_left():
+    """Committed records are of the other order. Ties might tell them apart: pixels alike, maps below 0."""
+    network = small_cnn(1, channels=4)
+    with torch.no_grad():
+        network[0].bias[0] = -10.0
+    layers = list(network)
+    for place in (2, 6):
+        assert [type(layer) for layer in layers[place : place + 2]] == [nn.MaxPool2d, nn.ReLU]
+        layers[place : place + 2] = [nn.ReLU(), nn.MaxPool2d(2)]
+    images = torch.randn(16, 1, 9, 9, generator=generator())
+    images[0], images[1, :, 2:6] = 0.0, 1.0
+    found = []
+    for order in (network, nn.Sequential(*layers)):
+        outputs = order(images)
+        found.append([outputs, *torch.autograd.grad(outputs.square().sum(), list(order.parameters()))])
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.equal(ours, theirs)
+        assert ours.any()
 
 
 def assert_outputs_do_not_depend_on_company(network, images):
