@@ -317,6 +317,43 @@ def test_a_choice_at_the_edge_of_its_range_is_told(call, monkeypatch):
     assert "of its range" not in call("tune", METHOD, TASK, "--budget", 12, "--force")[2]
 
 
+def test_a_choice_that_is_not_better_than_the_untuned_settings_is_told(call, monkeypatch):
+    """Every other size is lucky under seed 0 alone, so that the untuned one is not among the best three."""
+    monkeypatch.setattr(tunables, "SEARCH", {"size": [9], "learning_rate": (1e-2, 1.0, "log")})
+    err = call("tune", METHOD, "tunables:Lucky", "--budget", 8)[2]
+    (told,) = [line for line in err.splitlines() if "no gain" in line]
+    assert "by 3 seeds in the chosen settings" in told
+    assert "by 1 seed in the untuned ones" in told
+    assert "no gain" not in call("tune", METHOD, TASK, "--budget", 8)[2]
+
+
+@pytest.mark.parametrize(
+    ("values", "others", "higher", "gained"),
+    [
+        ((0.5, 0.3), ([], [0.4, 0.5]), False, True),
+        ((0.5, 0.3), ([], [0.7, 0.6]), False, False),
+        ((0.5, 0.3), ([0.6, 0.8], [0.7, 0.7]), False, True),
+        ((0.5, 0.5), ([], [0.5, 0.5]), False, False),
+        ((0.5, 0.9), ([], [0.5, 0.5]), True, True),
+        ((0.5, 0.9), ([], [0.2, 0.3]), True, False),
+        ((None, 0.9), ([], [0.2, 0.3]), True, True),
+        ((0.5, 0.3), ([], [0.2, None]), False, True),
+    ],
+)
+def test_a_gain_is_one_of_means_over_seeds(values, others, higher, gained):
+    result = search(2)
+    tried = [
+        c.model_copy(update={"value": value, "others": list(more)})
+        for c, value, more in zip(result.configurations, values, others, strict=True)
+    ]
+    criterion = result.criterion.model_copy(update={"higher_is_better": higher})
+    told = tune.no_gain(
+        result.model_copy(update={"configurations": tried, "chosen_number": 1, "criterion": criterion})
+    )
+    assert (told is None) == gained
+    assert tune.no_gain(result.model_copy(update={"chosen_number": 0})) is None
+
+
 def test_trouble_counts_as_tried_and_is_never_chosen(monkeypatch):
     monkeypatch.setattr(
         tunables, "SEARCH", {"trouble": ["none", "diverges", "fails", "refuses"], "size": (1, 9, "linear")}

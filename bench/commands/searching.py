@@ -326,7 +326,7 @@ def tune(arguments: list[str]) -> None:
 
     from bench.runs.progress import shown
     from bench.sweep.edges import edges
-    from bench.sweep.tune import OTHERWISE, Sampler, criterion_of, result_path, unequal_budgets
+    from bench.sweep.tune import OTHERWISE, Sampler, criterion_of, no_gain, result_path, unequal_budgets
     from bench.sweep.tune import tune as search
 
     registry.import_own(chosen.METHOD, chosen.TASK)
@@ -358,6 +358,8 @@ def tune(arguments: list[str]) -> None:
                 f"lie outside; widen it in SEARCH of {result.method}",
                 soft_wrap=True,
             )
+        if gain := no_gain(result):
+            errors.print(f"bench: note: {gain}", soft_wrap=True)
         if own:
             errors.print(plain(f"on all training rows: {_with_the_choice(plan, result)}"), soft_wrap=True)
         (output if chosen.format == "table" else errors).print(str(path), soft_wrap=True)

@@ -27,6 +27,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 from typing import Any, Literal
 
@@ -294,6 +295,28 @@ def _is_own(plan: Plan) -> bool:
     return spec.own_data
 
 
+def no_gain(result: Tuning) -> str | None:
+    """One line if the choice is not better than the untuned settings by the means over seeds; else None.
+
+    The untuned ones have further seeds only if they were among the best of the search's own.
+    """
+    untuned, chosen = result.configurations[0], result.configurations[result.chosen_number]
+    if untuned.value is None or chosen is untuned:
+        return None
+    before, after = _given(untuned), _given(chosen)
+    gain = fmean(after) - fmean(before)
+    if gain > 0 if result.criterion.higher_is_better else gain < 0:
+        return None
+    return (
+        f"no gain is seen: {result.criterion.metric} is {fmean(after):.4g} by {_seeds(after)} in the chosen "
+        f"settings, and {fmean(before):.4g} by {_seeds(before)} in the untuned ones, number 0"
+    )
+
+
+def _seeds(values: list[float]) -> str:
+    return f"{len(values)} seed{'s' if len(values) > 1 else ''}"
+
+
 def unequal_budgets(plan: Plan, budget: int, to: Path) -> str | None:
     """One line if another method has another budget on the task of a search; None if all are equal."""
     own, method, task = result_path(plan, to), plan.method, plan.task
@@ -536,9 +559,13 @@ def _best(tried: list[Configuration], higher_is_better: bool) -> Configuration |
     """
 
     def rank(finalist: Configuration) -> tuple[int, float, int]:
-        values = [finalist.value, *finalist.others]
-        given = [value for value in values if value is not None]
-        mean = math.fsum(given) / len(given)
-        return len(values) - len(given), -mean if higher_is_better else mean, finalist.number
+        given = _given(finalist)
+        lost, mean = 1 + len(finalist.others) - len(given), fmean(given)
+        return lost, -mean if higher_is_better else mean, finalist.number
 
     return min(_finalists(tried, higher_is_better), key=rank, default=None)
+
+
+def _given(configuration: Configuration) -> list[float]:
+    """The criterion under every seed that gave it."""
+    return [value for value in (configuration.value, *configuration.others) if value is not None]

@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from itertools import groupby
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -210,7 +211,8 @@ def tuning() -> str:
     for result in results:
         budgets = {other.budget for other in results if other.task == result.task}
         values = {c.number: "-" if c.value is None else f"{c.value:.4f}" for c in result.configurations}
-        settings = result.configurations[result.chosen_number].settings
+        chosen = result.configurations[result.chosen_number]
+        settings, others = chosen.settings, [value for value in chosen.others if value is not None]
         listed = ", ".join(f"`{name}={value}`" for name, value in settings.items())
         lost = sum(c.status != "completed" for c in result.configurations) / result.budget
         rows.append(
@@ -221,14 +223,15 @@ def tuning() -> str:
                 f"{result.criterion.metric}, {'higher' if result.criterion.higher_is_better else 'lower'}",
                 values[0],
                 values[result.chosen_number],
+                f"{fmean(others):.4f}" if others else "-",
                 str(result.chosen_number),
                 listed if result.chosen_number else "untuned ones",
                 ", ".join(f"`{name}` {edge}" for name, edge in edges(result).items()) or "-",
                 f"{lost:.0%}",
             ]
         )
-    header = ["task", "method", "budget", "criterion, better if", "untuned", "chosen", "number", "settings"]
-    return table([*header, "at an edge", "diverged"], rows)
+    header = ["task", "method", "budget", "criterion, better if", "untuned", "chosen", "further seeds"]
+    return table([*header, "number", "settings", "at an edge", "diverged"], rows)
 
 
 def searched() -> str:
