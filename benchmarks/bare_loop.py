@@ -9,7 +9,7 @@ the two apart. With nudged ones it starts a part in 10^7 away: the loop beside i
 parts two fits. `fused` are the draws of `map` with Adam as the one kernel that `map` takes. With those of
 torch it draws both itself: means over seeds say whether the suite's draws are as good.
 
-With --json each seed is kept at once, beside those of other tasks, draws and processors.
+With --json each seed is kept at once, beside those of other tasks, draws, processors and rates of learning.
 `docs/tasks/shift.md` compares them.
 """
 
@@ -137,6 +137,7 @@ def main() -> None:
         help="initial weights, batches; of fused, Adam's kernel",
     )
     parser.add_argument("--seeds", type=int, default=3, help="how many: 0, 1, ...")
+    parser.add_argument("--rate", type=float, help="of learning; unless given that of `map` on the task")
     parser.add_argument("--data-dir", help="folder of data sets")
     parser.add_argument(
         "--json", type=Path, help="file that the seeds are added to (benchmarks/bare_loop.json)"
@@ -145,21 +146,22 @@ def main() -> None:
     torch.set_num_threads(1)
     entry = registry.task(options.task)
     task = entry.cls(build(entry.cls.settings_class, entry.fixed, "task"), options.data_dir)
-    found: list[dict[str, Any]] = []
+    rate, found = options.rate or rate_of_map(entry), list[dict[str, Any]]()
     for seed in range(options.seeds):
-        network = fit(task, options.draws, seed, rate_of_map(entry))
-        found.append({"seed": seed, "device": processor()} | scores(task, network))
+        network = fit(task, options.draws, seed, rate)
+        found.append({"seed": seed, "device": processor(), "rate": rate} | scores(task, network))
         if options.json:
             keep(options.json, options.task, options.draws, found[-1])
     print_table(found)
 
 
 def keep(path: Path, task: str, draws: str, run: dict[str, Any]) -> None:
-    """Adds a seed to a file, in place of the same seed on the same processor."""
+    """Adds a seed to a file, in place of the same seed at the same rate on the same processor."""
     tasks = json.loads(path.read_text())["tasks"] if path.exists() else {}
     own = tasks.setdefault(task, {})
-    place = (run["seed"], run["device"])
-    own[draws] = [old for old in own.get(draws, []) if (old["seed"], old.get("device")) != place] + [run]
+    same = ("seed", "device", "rate")
+    others = [old for old in own.get(draws, []) if any(old.get(name) != run[name] for name in same)]
+    own[draws] = [*others, run]
     write(path, {"tasks": tasks})
 
 

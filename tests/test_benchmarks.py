@@ -452,6 +452,15 @@ def fitted_by_map(task, problem, **changed):
     return engine.fit(problem, Budget(own.epochs, own.batch_size, draws=own.num_train)).network
 
 
+def test_a_bare_loop_is_kept_beside_those_of_other_rates(scripts, tmp_path):
+    """Loops of two rates are two, so that neither stands beside a `map` of the other's."""
+    run = {"seed": 0, "device": "one", "rate": 0.001, "nll": 1.0}
+    for more in ({}, {"rate": 0.005}, {"device": "two"}, {"nll": 2.0}):
+        scripts.bare_loop.keep(tmp_path / "kept.json", "shift_digits", "fused", run | more)
+    kept = json.loads((tmp_path / "kept.json").read_text())["tasks"]["shift_digits"]["fused"]
+    assert kept == [run | {"rate": 0.005}, run | {"device": "two"}, run | {"nll": 2.0}]
+
+
 @pytest.mark.parametrize("network", ["small_cnn", "resnet20"])
 def test_map_is_the_bare_loop_to_the_last_digit(scripts, in_float64, network):
     """Same weights before the fit, same batches: what is left is the order of sums.

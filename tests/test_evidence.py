@@ -837,59 +837,67 @@ def test_counted_passes_are_of_the_settings_that_the_runs_have():
 CLOTHES = sorted({r.method.identity for _, r in committed() if r.task.identity == "shift_fashion_mnist"})
 
 
-def clothed(method):
-    """Metrics on shift_fashion_mnist, seeds 0, 1 and 2."""
-    return shifted(method, "shift_fashion_mnist", 3)
+def clothed(method, seeds=None):
+    """Metrics on shift_fashion_mnist, of the first seeds or of all; five of what is searched, else three."""
+    known = [r.seed for _, r in committed() if (r.task.identity, r.method.identity) == (CLOTHED, method)]
+    assert sorted(known) == list(range(3 if method not in SEARCHED or method == "sgld" else 5))
+    return shifted(method, CLOTHED, seeds or len(known))
 
 
-def test_three_are_known_to_lead_an_untuned_plain_network_on_fashion_mnist():
-    """`mc_dropout` and `sgld` are searched there, the others not (docs/expectations.yaml)."""
-    plain, better, worse = clothed("map"), set(), set()
-    for method in set(CLOTHES) - {"map"}:
-        pairs = zip(plain, clothed(method), strict=True)
-        low, high = interval([first["nll"] - second["nll"] for first, second in pairs])
-        better |= {method} if low > 0 else set()
-        worse |= {method} if high < 0 else set()
+CLOTHED = "shift_fashion_mnist"
+SEARCHED = {"map", "deep_ensemble", "vbll", "mc_dropout", "sgld"}
+
+
+def ahead(method, other="map", name="nll", seeds=5):
+    """The paired 95% interval of what another has more, over the seeds that both have."""
+    pairs = zip(clothed(other)[:seeds], clothed(method)[:seeds], strict=False)
+    return interval([first[name] - second[name] for first, second in pairs])
+
+
+def test_two_are_known_to_lead_a_tuned_plain_network_on_fashion_mnist():
+    """Point 1 of docs/tasks/shift.md on FashionMNIST; what the seeds that were named said by themselves."""
+    others = set(CLOTHES) - {"map"}
     assert set(CLOTHES) == set(SHIFTED) - {"packed", "psgld"}
-    assert better == {"deep_ensemble", "radial_ensemble", "mc_dropout"}
-    pairs = zip(clothed("mc_dropout"), clothed("deep_ensemble"), strict=True)
-    assert interval([a["nll"] - b["nll"] for a, b in pairs]) == pytest.approx((-0.222, 0.043), abs=0.0005)
-    assert worse == {"laplace", "matrix_normal_vi", "nf_gamma", "sgld_cyclical"}
-    tuned = {
-        r.method.identity
-        for _, r in committed()
-        if r.task.identity == "shift_fashion_mnist" and r.method.tuning == "tuned"
-    }
-    assert tuned == {"mc_dropout", "sgld"}
-    found = {method: [m["nll"] for m in clothed(method)] for method in ("map", "mc_dropout", "sgld")}
-    assert {m: round(np.mean(nll), 3) for m, nll in found.items()} == {
-        "map": 0.757,
-        "mc_dropout": 0.586,
-        "sgld": 0.851,
-    }
+    assert {m for m in others if ahead(m)[0] > 0} == {"deep_ensemble", "mc_dropout"}
+    behind = {"laplace", "matrix_normal_vi", "mfvi", "mixture_vi", "nf_gamma"}
+    assert {m for m in others if ahead(m)[1] < 0} == behind
+    assert ahead("mc_dropout") == pytest.approx((0.0635, 0.2843), abs=0.0001)
+    assert ahead("deep_ensemble") == pytest.approx((0.0271, 0.1187), abs=0.0001)
+    assert ahead("mc_dropout", "deep_ensemble") == pytest.approx((0.0142, 0.1878), abs=0.0001)
+    for method in ("mc_dropout", "deep_ensemble"):
+        assert ahead(method, seeds=3)[0] < 0 < ahead(method, name="nll_scaled")[0]
+        assert ahead(method, name="accuracy")[1] < 0
+    assert ahead("vbll")[0] < 0 < ahead("vbll")[1]
+    runs = [r for _, r in committed() if r.task.identity == CLOTHED]
+    assert {r.method.identity for r in runs if r.method.tuning == "tuned"} == SEARCHED
+    found = {method: round(np.mean([m["nll"] for m in clothed(method)]), 3) for method in SEARCHED}
+    assert found == {"map": 0.760, "mc_dropout": 0.586, "deep_ensemble": 0.687, "vbll": 0.687, "sgld": 0.851}
 
 
 def test_what_is_fitted_on_held_out_clothes_holds_for_clean_ones_alone():
-    """Points 2 and 3."""
     covered = [np.mean([m["conformal_coverage_clean"] for m in clothed(method)]) for method in CLOTHES]
     assert 0.88 < min(covered) < max(covered) <= 0.92 + 1e-12
     shaken = [np.mean([m["conformal_coverage"] for m in clothed(method)]) for method in CLOTHES]
-    assert 0.70 < min(shaken) < max(shaken) < 0.87
+    assert 0.70 < min(shaken) < max(shaken) < 0.86
     runs = [metrics for method in CLOTHES for metrics in clothed(method)]
     blunter = [m for m in runs if m["temperature"] > 1]
-    assert (len(runs), len(blunter)) == (72, 5)
-    assert sum(m["nll_clean_scaled"] < m["nll_clean"] for m in runs) == 70
-    assert sum(m["nll_scaled"] < m["nll"] for m in runs) == 31
-    assert sum(m["nll_scaled"] < m["nll"] for m in blunter) == 3
+    assert (len(runs), len(blunter)) == (80, 8)
+    assert all(m["temperature"] > 1 for m in clothed("map"))
+    assert sum(m["nll_clean_scaled"] < m["nll_clean"] for m in runs) == 79
+    assert sum(m["nll_scaled"] < m["nll"] for m in runs) == 38
+    assert sum(m["nll_scaled"] < m["nll"] for m in blunter) == 6
 
 
-def test_digits_look_less_foreign_to_a_network_of_clothes_than_clothes_do():
-    """Point 4, and what it hides: the entropy is below the chance of 0.5, as brightness is."""
+def test_digits_look_foreign_to_a_network_of_clothes_at_the_rate_that_was_searched():
+    """In settings that nobody tuned the area by entropy was 0.43, below chance."""
+    areas = [m["auroc_mnist_entropy"] for m in clothed("map")]
+    assert [round(f(areas), 2) for f in (min, np.mean, max)] == [0.51, 0.6, 0.72]
     for m in clothed("map"):
         assert m["auroc_mnist_brightness"] < m["auroc_mnist_entropy"]
-    assert np.mean([m["auroc_mnist_entropy"] for m in clothed("map")]) < 0.5
     found = {method: np.mean([m["auroc_mnist_entropy"] for m in clothed(method)]) for method in CLOTHES}
     assert sorted(found, key=found.get)[-2:] == ["sngp", "mc_dropout"]
+    better = {m for m in set(CLOTHES) - {"map"} if ahead(m, name="ood_auroc")[1] < 0}
+    assert better == {"mc_dropout", "sngp"}
 
 
 def test_a_plain_network_is_overconfident_on_cifar10():
@@ -954,27 +962,28 @@ def test_what_was_named_before_the_runs_on_cifar10():
     assert 0.88 < min(covered.values()) < max(covered.values()) < 0.92
 
 
-SEEDS = {"shift_digits": 5, "shift_fashion_mnist": 3}
-ROUNDING = {"shift_digits": ("fused", 2e-5), "shift_fashion_mnist": ("map", 0.003)}
-"""Adam's kernel in the loop, and the most that 1,580 steps made of rounding, in nats or as a fraction."""
+ROUNDING = 2e-5
+"""The most that storing in 16 bits made of 1,580 steps where Adam is one kernel, in nats or as a fraction."""
 CORRUPTED = {"shift_digits": 36 * 355, "shift_fashion_mnist": 36 * 1000}
 """Corrupted test images, at all kinds and severities."""
 BARE = json.loads((Path(__file__).parent.parent / "benchmarks" / "bare_loop.json").read_text())["tasks"]
 BARE_METRICS = ("nll_clean", "accuracy_clean", "nll", "accuracy")
 
 
-@pytest.mark.parametrize("task", SEEDS)
+@pytest.mark.parametrize("task", ["shift_digits", "shift_fashion_mnist"])
 def test_map_is_the_bare_loop_but_for_rounding(task):
     """With the draws of `map`, seed by seed; the control is another seed of `map`."""
-    runs, (kernel, rounding) = shifted("map", task, SEEDS[task]), ROUNDING[task]
-    for loop in BARE[task][kernel][: len(runs)]:
+    runs, loops = shifted("map", task, 5), BARE[task]["fused"]
+    assert [loop["seed"] for loop in loops] == list(range(5))
+    for loop in loops:
+        own = read_record(directory_of(task, "map", loop["seed"])).method.settings
+        assert own["learning_rate"] == loop["rate"]
         for name in BARE_METRICS:
-            least = (
-                1.01 / CORRUPTED[task] if name == "accuracy" else 0
-            )  # one image whose classes tie in 16 bits
-            assert abs(runs[loop["seed"]][name] - loop[name]) < max(rounding, least), (loop["seed"], name)
+            # Of so many images at most two have classes that tie in 16 bits.
+            least = 2.01 / CORRUPTED[task] if name == "accuracy" else 0
+            assert abs(runs[loop["seed"]][name] - loop[name]) < max(ROUNDING, least), (loop["seed"], name)
         other = runs[loop["seed"] - 1]
-        assert max(abs(other[name] - loop[name]) for name in BARE_METRICS) > 2 * rounding
+        assert max(abs(other[name] - loop[name]) for name in BARE_METRICS) > 2 * ROUNDING
 
 
 def test_the_rate_of_a_tuned_map_lets_rounding_grow():
@@ -1021,7 +1030,7 @@ def test_the_draws_of_map_are_as_good_as_those_of_torch():
         for name in BARE_METRICS:
             apart = welch(*(Moments.of([of[name] for of in found]) for found in (ours, plain)))
             assert apart.low < 0 < apart.high, (task, name)
-        found = [metrics["nll"] for metrics in shifted(control, task, SEEDS[task])]
+        found = [metrics["nll"] for metrics in shifted(control, task, 3)]
         assert welch(Moments.of(found), Moments.of([of["nll"] for of in plain])).low > 0
 
 

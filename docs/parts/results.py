@@ -183,28 +183,42 @@ def _moments(group: Group, name: str) -> Moments:
 
 
 def bare_loop() -> str:
-    """`map` beside a loop in plain torch: with the same draws seed by seed, and its draws beside torch's."""
+    """`map` beside a loop in plain torch: with the same draws seed by seed, and its draws beside torch's.
+
+    Committed runs of `map` stand beside loops at the same rate of learning alone.
+    """
     rows = []
     for task, loops in json.loads(BARE_LOOP.read_text())["tasks"].items():
-        runs, places = by_seed(task, "map"), {of.get("device"): None for of in loops["map"]}
-        for place, name in product(places, BARE_METRICS):
-            of_map, fused, nudged = (
-                {of["seed"]: of[name] for of in loops.get(draws, []) if of.get("device") == place}
-                for draws in ("map", "fused", "nudged")
+        runs = by_seed(task, "map")
+        places = {_place(of): None for found in loops.values() for of in found}
+        for (place, rate), name in product(places, BARE_METRICS):
+            of_map, fused, nudged, torchs = (
+                {of["seed"]: of[name] for of in loops.get(draws, []) if _place(of) == (place, rate)}
+                for draws in ("map", "fused", "nudged", "torch")
             )
-            ours = {seed: record.metrics[name] for seed, (_, record) in runs.items() if seed in of_map}
-            row = [f"`{task}`" + (f", {place}" if place else ""), f"`{name}`", interval([*ours.values()])]
-            row += [f"{student(differences(ours, of_map)):.2g}", interval([*of_map.values()])]
-            row += [interval([*fused.values()]) if fused else "not run"]
-            row += [f"{student(differences(nudged, of_map)):.2g}" if nudged else "not run"]
-            if "torch" in loops:
-                drawn = [of[name] for of in loops["torch"]]
-                apart = welch(Moments.of([*of_map.values()]), Moments.of(drawn))
-                row += [interval(drawn), f"{apart:.2g}"]
-            rows.append(row + ["not run"] * (9 - len(row)))
-    head = ["task", "", "`map`", "`map` less the loop, same draws", "loop, draws of `map`"]
-    head += ["the same, Adam as one kernel", "nudged less the loop"]
+            ours = {
+                seed: record.metrics[name]
+                for seed, (_, record) in runs.items()
+                if record.method.settings["learning_rate"] == rate and seed in of_map | fused
+            }
+            ends = [interval([*of.values()]) if of else "not run" for of in (ours, of_map, fused, torchs)]
+            less_loop, less_fused, moved = (
+                f"{student(differences(some, others)):.2g}" if some and others else "not run"
+                for some, others in ((ours, of_map), (ours, fused), (nudged, of_map))
+            )
+            drawn = "not run"
+            if of_map and torchs:
+                drawn = f"{welch(*(Moments.of([*of.values()]) for of in (of_map, torchs))):.2g}"
+            row = [f"`{task}`" + (f", {place}" if place else ""), f"{rate:g}", f"`{name}`", ends[0]]
+            rows.append([*row, ends[1], less_loop, ends[2], less_fused, moved, ends[3], drawn])
+    head = ["task", "rate", "", "`map`", "loop, draws of `map`", "`map` less it"]
+    head += ["the same, Adam as one kernel", "`map` less it", "nudged less the loop"]
     return table([*head, "loop, draws of torch", "one less the other"], rows)
+
+
+def _place(loop: dict[str, Any]) -> tuple[str | None, float]:
+    """What a run of the loop compares within."""
+    return loop.get("device"), loop["rate"]
 
 
 def iris_depths() -> str:
