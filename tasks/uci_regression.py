@@ -72,7 +72,9 @@ NAMES: dict[str, dict[str, object]] = {
 PRIOR = priors.normal(0, 1)
 """One for all splits: fits that share their prior can be trained side by side."""
 
-PRESETS: dict[str, dict[str, object]] = {"smoke": {"splits": 2, "epochs": 2, "test_samples": 4}}
+PRESETS: dict[str, dict[str, object]] = {
+    "smoke": {"splits": 2, "epochs": 2, "batch_size": 512, "test_samples": 4}
+}
 
 
 @settings

@@ -704,7 +704,7 @@ def test_table_of_the_documentation(monkeypatch):
     best = min(c.value for c in first.configurations if c.value is not None)
     chosen = ", ".join(f"`{k}={v}`" for k, v in first.configurations[first.chosen_number].settings.items())
     cells = [f"`{TASK}`", f"`{METHOD}`", "8", "closeness, lower", "1.6990", f"{best:.4f}"]
-    cells += [str(first.chosen_number), chosen, "`learning_rate` low", f"{lost / 8:.0%}"]
+    cells += ["0.0000", str(first.chosen_number), chosen, "`learning_rate` low", f"{lost / 8:.0%}"]
     assert lines[-1] == f"| {' | '.join(cells)} |"
     assert "closeness, higher" in lines[-2]
     other = same.model_copy(update={"method": "other", "task": TASK, "budget": 9})
