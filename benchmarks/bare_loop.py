@@ -152,7 +152,8 @@ def main() -> None:
         found.append({"seed": seed, "device": processor(), "rate": rate} | scores(task, network))
         if options.json:
             keep(options.json, options.task, options.draws, found[-1])
-    print_table(found)
+    print(f"a rate of {rate:g}")
+    print_table([{name: value for name, value in run.items() if name != "rate"} for run in found])
 
 
 def keep(path: Path, task: str, draws: str, run: dict[str, Any]) -> None:

@@ -966,6 +966,8 @@ ROUNDING = 2e-5
 """The most that storing in 16 bits made of 1,580 steps where Adam is one kernel, in nats or as a fraction."""
 CORRUPTED = {"shift_digits": 36 * 355, "shift_fashion_mnist": 36 * 1000}
 """Corrupted test images, at all kinds and severities."""
+TIES = {"shift_digits": 1, "shift_fashion_mnist": 2}
+"""The most of them, in a seed, whose two likeliest classes tie in 16 bits."""
 BARE = json.loads((Path(__file__).parent.parent / "benchmarks" / "bare_loop.json").read_text())["tasks"]
 BARE_METRICS = ("nll_clean", "accuracy_clean", "nll", "accuracy")
 
@@ -979,8 +981,7 @@ def test_map_is_the_bare_loop_but_for_rounding(task):
         own = read_record(directory_of(task, "map", loop["seed"])).method.settings
         assert own["learning_rate"] == loop["rate"]
         for name in BARE_METRICS:
-            # Of so many images at most two have classes that tie in 16 bits.
-            least = 2.01 / CORRUPTED[task] if name == "accuracy" else 0
+            least = (TIES[task] + 0.01) / CORRUPTED[task] if name == "accuracy" else 0
             assert abs(runs[loop["seed"]][name] - loop[name]) < max(ROUNDING, least), (loop["seed"], name)
         other = runs[loop["seed"] - 1]
         assert max(abs(other[name] - loop[name]) for name in BARE_METRICS) > 2 * ROUNDING
